@@ -1,0 +1,1 @@
+"""Eviction, one policy a file."""
