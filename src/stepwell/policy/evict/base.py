@@ -16,7 +16,10 @@ class Evictor(Protocol):
     """
 
     def insert(self, chunk: ChunkId, parent: ChunkId | None) -> None:
-        """The tier now holds `chunk`; `parent` is the chunk before it in its prompt, None for a first."""
+        """The tier now holds `chunk`; `parent` is the chunk before it in its prompt, None for a first.
+
+        `parent` may not be evicted from now on. `enable(chunk)` follows at once.
+        """
 
     def use(self, run: Sequence[ChunkId]) -> None:
         """One request used this leading run of held chunks, given first chunk first.
@@ -25,10 +28,16 @@ class Evictor(Protocol):
         """
 
     def enable(self, chunk: ChunkId) -> None:
-        """`chunk` may now be evicted: it has no held child and no pin (again)."""
+        """`chunk` may now be evicted: it has no held child and no pin (again).
+
+        May repeat. A pin is not announced: `may_evict` tells of it.
+        """
 
     def victim(self, may_evict: Callable[[ChunkId], bool]) -> ChunkId | None:
-        """The chunk to evict next, or None when none may go. The index calls `remove` for it after."""
+        """The chunk to evict next, or None when none may go. The index calls `remove` for it after.
+
+        A chunk that `may_evict` refuses can be forgotten as a candidate: `enable` names it again.
+        """
 
     def remove(self, chunk: ChunkId) -> None:
         """The tier no longer holds `chunk` (evicted, cleared or found damaged)."""

@@ -1,0 +1,195 @@
+"""Index and each policy, step by step beside the naive ones: the same victims, the same counts."""
+
+from collections.abc import Sequence
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from naive import NAIVE, run_to
+
+from stepwell.policy.evict import make_evictor
+from stepwell.policy.index import Entry, Index
+
+WHICH = st.integers(0, 10**6)  # picks one of however many there are
+SYMBOLS = st.sampled_from([b"a", b"b", b"c"])
+
+
+class Side(RuleBasedStateMachine):
+    """One policy beside its naive twin. Subclasses name the policy."""
+
+    policy = ""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.index = Index(make_evictor(self.policy))
+        self.naive = NAIVE[self.policy]()
+        self.held: dict[bytes, Entry] = {}
+        self.pins: list[Entry] = []  # one for each pin, removed chunks' too
+
+    def pick_held(self, which: int) -> bytes:
+        return sorted(self.held)[which % len(self.held)]
+
+    def may_evict(self, chunk: bytes) -> bool:
+        return not any(other[:-1] == chunk for other in self.held) and not any(
+            entry.chunk == chunk and entry.held for entry in self.pins
+        )
+
+    @rule(which=WHICH, symbol=SYMBOLS, place=st.integers(0, 99))
+    def insert(self, which: int, symbol: bytes, place: int) -> None:
+        parents = [None, *sorted(self.held)]
+        parent = parents[which % len(parents)]
+        chunk = (parent or b"") + symbol
+        if chunk in self.held:
+            with pytest.raises(ValueError, match="held already"):
+                self.index.insert(chunk, parent, place)
+            return
+        entry = self.index.insert(chunk, parent, place)
+        assert (entry.chunk, entry.place, entry.held, entry.pins) == (chunk, place, True, 0)
+        self.held[chunk] = entry
+        self.naive.insert(chunk)
+
+    @rule(parent=st.text("abc", min_size=1, max_size=4).map(str.encode))
+    def insert_without_parent(self, parent: bytes) -> None:
+        if parent not in self.held:
+            with pytest.raises(ValueError, match="is not held"):
+                self.index.insert(parent + b"a", parent, 0)
+
+    @precondition(lambda self: self.held)
+    @rule(which=WHICH)
+    def use(self, which: int) -> None:
+        run = run_to(self.pick_held(which))
+        self.index.use(run)
+        self.naive.use(run)
+
+    @precondition(lambda self: self.held)
+    @rule(which=WHICH)
+    def pin(self, which: int) -> None:
+        entry = self.held[self.pick_held(which)]
+        self.index.pin(entry)
+        self.pins.append(entry)
+
+    @precondition(lambda self: self.pins)
+    @rule(which=WHICH)
+    def unpin(self, which: int) -> None:
+        self.index.unpin(self.pins.pop(which % len(self.pins)))
+
+    @precondition(lambda self: self.held)
+    @rule(which=WHICH)
+    def unpin_too_often(self, which: int) -> None:
+        entry = self.held[self.pick_held(which)]
+        if entry not in self.pins:
+            with pytest.raises(ValueError, match="not pinned"):
+                self.index.unpin(entry)
+
+    @rule(times=st.integers(1, 4))
+    def evict(self, times: int) -> None:
+        for _ in range(times):
+            expected = self.naive.victim(self.may_evict)
+            entry = self.index.evict()
+            assert (entry and entry.chunk) == expected
+            if entry is not None:
+                assert entry is self.held.pop(entry.chunk)
+                self.naive.remove(entry.chunk)
+
+    @precondition(lambda self: self.held)
+    @rule(which=WHICH)
+    def remove(self, which: int) -> None:
+        chunk = self.pick_held(which)
+        removed = self.index.remove(chunk)
+        assert sorted(e.chunk for e in removed) == sorted(c for c in self.held if c.startswith(chunk))
+        lengths = [len(entry.chunk) for entry in removed]
+        assert lengths == sorted(lengths, reverse=True)
+        for entry in removed:
+            assert entry is self.held.pop(entry.chunk)
+            # LRU alone cares for the order of these: a child leaves its last use to its parent.
+            self.naive.remove(entry.chunk)
+
+    @rule(chunk=st.text("abc", min_size=1, max_size=6))
+    def look_up(self, chunk: str) -> None:
+        run = run_to(chunk.encode())
+        assert self.index.held_run(run) == sum(c in self.held for c in run)
+
+    @invariant()
+    def agree(self) -> None:
+        assert len(self.index) == len(self.held)
+        in_order = list(self.index)
+        assert sorted(in_order) == sorted(self.held)
+        assert all(chunk[:-1] in in_order[:at] for at, chunk in enumerate(in_order) if len(chunk) > 1)
+        for chunk, entry in self.held.items():
+            assert self.index.get(chunk) is entry and chunk in self.index and entry.held
+            assert entry.children == sum(other[:-1] == chunk for other in self.held if len(other) > 1)
+            assert entry.parent is (self.held[chunk[:-1]] if len(chunk) > 1 else None)
+            assert entry.pins == self.pins.count(entry)
+        assert self.index.pinned_chunks == len(set(self.pins))
+        assert not any(entry.held for entry in self.pins if self.held.get(entry.chunk) is not entry)
+
+    def teardown(self) -> None:
+        """With all pins back, everything can be evicted, in the naive order."""
+        while self.pins:
+            self.index.unpin(self.pins.pop())
+        assert self.index.pinned_chunks == 0
+        while self.held:
+            self.evict(times=1)
+        assert self.index.evict() is None
+
+
+class LruSide(Side):
+    policy = "lru"
+
+
+class FifoSide(Side):
+    policy = "fifo"
+
+
+class S3FifoSide(Side):
+    policy = "s3fifo"
+
+
+TestLru = LruSide.TestCase
+TestFifo = FifoSide.TestCase
+TestS3Fifo = S3FifoSide.TestCase
+TestLru.settings = TestFifo.settings = TestS3Fifo.settings = settings(
+    max_examples=80, stateful_step_count=60, deadline=None
+)
+
+
+def evicted_order(policy: str, uses: Sequence[bytes]) -> list[bytes]:
+    index = Index(make_evictor(policy))
+    for chunk in (b"a", b"ab", b"b", b"c"):
+        index.insert(chunk, chunk[:-1] or None, 0)
+    for chunk in uses:
+        index.use(run_to(chunk))
+    return [entry.chunk for _ in range(4) if (entry := index.evict())]
+
+
+def test_lru_by_hand() -> None:
+    assert evicted_order("lru", []) == [b"ab", b"a", b"b", b"c"]
+    assert evicted_order("lru", [b"a"]) == [b"ab", b"b", b"c", b"a"]
+    assert evicted_order("lru", [b"ab", b"b"]) == [b"c", b"ab", b"a", b"b"]
+
+
+def test_fifo_by_hand() -> None:
+    assert evicted_order("fifo", [b"ab", b"b"]) == [b"ab", b"a", b"b", b"c"]
+
+
+def test_s3fifo_by_hand() -> None:
+    assert evicted_order("s3fifo", [b"ab", b"ab"]) == [b"b", b"c", b"ab", b"a"]
+    assert evicted_order("s3fifo", [b"ab"]) == [b"ab", b"a", b"b", b"c"]
+
+
+def test_s3fifo_sends_a_ghost_to_the_main_queue() -> None:
+    index = Index(make_evictor("s3fifo"))
+    for chunk in (b"a", b"b", b"c"):
+        index.insert(chunk, None, 0)
+    ghost = index.evict()
+    assert ghost is not None and ghost.chunk == b"a"
+    index.insert(b"a", None, 0)  # came back soon: it outlives the younger d and e without a single use
+    index.insert(b"d", None, 0)
+    index.insert(b"e", None, 0)
+    assert [entry.chunk for _ in range(5) if (entry := index.evict())] == [b"b", b"c", b"d", b"e", b"a"]
+
+
+def test_unknown_policy_names_the_known_ones() -> None:
+    with pytest.raises(ValueError, match=r"'belady': use lru, s3fifo or fifo"):
+        make_evictor("belady")
