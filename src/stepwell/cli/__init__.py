@@ -3,6 +3,7 @@
 import os
 import sys
 from collections.abc import Sequence
+from importlib.metadata import version
 from pathlib import Path
 from typing import Annotated
 
@@ -20,9 +21,7 @@ EXIT_INTERRUPTED = 130  # 128 + SIGINT, as a shell gives it
 
 
 def _version() -> str:
-    import stepwell
-
-    return stepwell.__version__
+    return version("stepwell")
 
 
 app = App(
@@ -115,12 +114,12 @@ def stats(
 @app.command
 @option_flags("socket")
 def clear(*, config: ConfigFile = None, **flags: str | None) -> int:
-    """Drop every chunk that no engine is reading, and say how many chunks that were."""
+    """Forget every chunk, and say how many chunks that were. Engines finish the reads under way."""
     effective = resolve(flags, os.environ, config)
-    from stepwell.cli.connect import connect
+    from stepwell import wire
+    from stepwell.cli.ask import ask
 
-    with connect(effective.config.socket) as cache:
-        print(f"{cache.clear()} chunks removed")
+    print(f"{ask(effective.config.socket, wire.Clear(None), wire.Cleared).chunks} chunks removed")
     return 0
 
 

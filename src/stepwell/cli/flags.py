@@ -18,8 +18,8 @@ ConfigFile: TypeAlias = Annotated[
         name="--config",
         show_default=False,
         help=(
-            "TOML file of options, as in `memory = '64GiB'`; the environment (STEPWELL_MEMORY) and flags go "
-            "before it. Default: the file that STEPWELL_CONFIG names, else none."
+            "TOML file of options, as in `memory = '64GiB'`; the environment (STEPWELL_MEMORY) and flags win "
+            "over it. Default: the file that STEPWELL_CONFIG names, else none."
         ),
     ),
 ]

@@ -4,10 +4,12 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import msgspec
+from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
-from stepwell.cli.connect import connect
+from stepwell import wire
+from stepwell.cli.ask import ask
 from stepwell.types import CacheStats, Reason, RequestStats, TierStats
 
 _GIB = 1 << 30
@@ -15,19 +17,18 @@ _GIB = 1 << 30
 
 def print_stats(socket: Path, as_json: bool) -> int:
     """Print the counters of the server on `socket`. Raises CommandError where none answers."""
-    with connect(socket) as cache:
-        data = cache.stats()
+    stats = ask(socket, wire.GetStats(), wire.Stats).stats
     if as_json:
-        print(msgspec.json.format(msgspec.json.encode(data)).decode())
+        print(msgspec.json.format(msgspec.json.encode(stats)).decode())
     else:
-        print_tables(msgspec.convert(data, CacheStats), Console())
+        print_tables(stats, Console())
     return 0
 
 
 def print_tables(stats: CacheStats, console: Console) -> None:
     """Tiers, what became of chunks, and where prompt tokens came from."""
     console.print(
-        f"stepwell {stats.version}, up {stats.uptime_s:,.0f} s: {stats.sessions} clients, "
+        f"stepwell {stats.version}, up {stats.uptime_s:,.0f} s: {stats.sessions} sessions, "
         f"{stats.spaces} spaces, {stats.leases} leases, {stats.reservations} reservations",
         highlight=False,
     )
@@ -86,7 +87,7 @@ def _percent(part: int, whole: int) -> str:
 
 
 def _table(first: str, *others: str) -> Table:
-    table = Table(first)
+    table = Table(first, box=SIMPLE_HEAD, padding=(0, 1), collapse_padding=True, pad_edge=False)
     for title in others:
         table.add_column(title, justify="right")
     return table
