@@ -3,7 +3,6 @@
 import json
 import os
 import re
-import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -15,7 +14,7 @@ import pytest
 import stepwell
 from stepwell.cli import main
 from stepwell.config import resolve
-from stepwell.server.launch import ensure_server, server_pid
+from stepwell.server.launch import ensure_server, stop_server
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
 
@@ -47,9 +46,7 @@ def server(tmp_path: Path) -> Iterator[Path]:
     config = resolve({"socket": str(socket), "memory": "16MiB", "http": "off"}, {}).config
     ensure_server(config, os.environ)
     yield socket
-    pid = server_pid(socket)
-    if pid is not None:
-        os.kill(pid, signal.SIGKILL)
+    stop_server(socket)
 
 
 def test_version(run: Run) -> None:

@@ -3,7 +3,7 @@ import inspect
 import pytest
 from cyclopts import App
 
-from stepwell.cli import app
+from stepwell.cli.app import app
 from stepwell.cli.flags import option_flags
 from stepwell.config import OPTIONS
 

@@ -2,7 +2,6 @@
 
 import json
 import os
-import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -12,7 +11,7 @@ import pytest
 
 from stepwell.cli.errors import CommandError
 from stepwell.cli.run import CONNECTOR, CONNECTOR_FLAG, is_vllm, with_connector
-from stepwell.server.launch import server_pid
+from stepwell.server.launch import server_pid, stop_server
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
 
@@ -27,9 +26,7 @@ sys.exit(7)
 def socket(tmp_path: Path) -> Iterator[Path]:
     socket = tmp_path / "stepwell.sock"
     yield socket
-    pid = server_pid(socket)
-    if pid is not None:
-        os.kill(pid, signal.SIGKILL)
+    stop_server(socket)
 
 
 @pytest.fixture

@@ -18,11 +18,14 @@ from stepwell.server.launch import (
     log_path,
     prepare_socket_folder,
     server_pid,
+    stop_server,
 )
 
 STAND_IN = """
 import os, signal, socket, sys
 path, started = sys.argv[1], sys.argv[2]
+if sys.argv[3:] == ["ignore SIGTERM"]:
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
 with open(started, "a") as file:
     file.write(f"{os.getpid()} {os.getppid()} {os.getsid(0)}\\n")
 listener = socket.socket(socket.AF_UNIX)
@@ -111,6 +114,22 @@ def test_the_server_is_nobodys_child_and_outlives_its_starter(place: Place) -> N
     assert parent != int(starter_pid)
     assert session == pid, "a signal to the terminal's or the engine's process group would reach it"
     assert server_pid(place.socket) == pid
+
+
+def test_stopping_waits_until_the_server_is_gone(place: Place) -> None:
+    assert stop_server(place.socket) is False
+    ensure_server(place.config, os.environ, place.command)
+    ((pid, _, _),) = place.starts()
+    assert stop_server(place.socket) is True
+    assert has_ended(pid)
+    assert server_pid(place.socket) is None
+
+
+def test_a_server_that_does_not_stop_is_an_error(place: Place) -> None:
+    ensure_server(place.config, os.environ, [*place.command, "ignore SIGTERM"])
+    ((pid, _, _),) = place.starts()
+    with pytest.raises(LaunchError, match=f"process {pid}, has not ended within 0.1 s"):
+        stop_server(place.socket, deadline_s=0.1)
 
 
 def test_the_place_of_a_killed_server_is_taken_again(place: Place) -> None:

@@ -81,6 +81,29 @@ def server_pid(socket_path: Path) -> int | None:
     return int(pid)
 
 
+def stop_server(socket_path: Path, deadline_s: float = 10.0) -> bool:
+    """End the server on `socket_path` (SIGTERM) and wait until it is gone; False where there was none.
+
+    Raises LaunchError if it has not ended within `deadline_s` seconds.
+    """
+    pid = server_pid(socket_path)
+    if pid is None:
+        return False
+    try:
+        server = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return True
+    try:
+        signal.pidfd_send_signal(server, signal.SIGTERM)
+        if not select.select([server], [], [], deadline_s)[0]:
+            raise LaunchError(f"the cache server, process {pid}, has not ended within {deadline_s:g} s")
+    except ProcessLookupError:
+        pass  # it ended by itself in between
+    finally:
+        os.close(server)
+    return True
+
+
 def ensure_server(
     config: Config,
     environ: Environ,
