@@ -14,8 +14,13 @@ KEY_BYTES = 32
 Key: TypeAlias = bytes
 """32 bytes naming a chunk by all the tokens from the start of the prompt to the chunk's end."""
 
+SPACE_ID_BYTES = 16
+
+SpaceId: TypeAlias = bytes
+"""16 bytes naming a space: the beginning of the SHA-256 of its `SpaceSpec`."""
+
 ChunkId: TypeAlias = bytes
-"""A key inside its space, as one server numbers spaces: 4 bytes of space number, then the key."""
+"""A key inside its space: the space's id, then the key. The same in every server and every tier."""
 
 
 class Reason(StrEnum):

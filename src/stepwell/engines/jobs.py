@@ -1,0 +1,44 @@
+"""What passes between the two halves of an engine connector."""
+
+from collections import Counter
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True)
+class CopyJob:
+    """Blocks to copy between the arena and the engine's pages, the same for every rank.
+
+    `offsets` are those of rank 0's bytes of each block; a rank adds its own stripe's distance.
+    """
+
+    number: int  # lease or reservation
+    server_id: str
+    offsets: list[int]
+    blocks: list[int]
+
+
+@dataclass(frozen=True)
+class StepJobs:
+    """What the workers do around one forward pass: loads before it, stores after it."""
+
+    loads: list[CopyJob] = field(default_factory=list)
+    stores: list[CopyJob] = field(default_factory=list)
+
+
+@dataclass
+class Done:
+    """Jobs that workers have finished, by how many ranks."""
+
+    loads: Counter[int] = field(default_factory=Counter)
+    stores: Counter[int] = field(default_factory=Counter)
+    failed_stores: set[int] = field(default_factory=set)
+
+    def add(self, other: "Done") -> "Done":
+        """What another rank, or a later step, has finished too."""
+        self.loads.update(other.loads)
+        self.stores.update(other.stores)
+        self.failed_stores |= other.failed_stores
+        return self
+
+    def __bool__(self) -> bool:
+        return bool(self.loads or self.stores or self.failed_stores)

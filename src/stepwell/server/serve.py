@@ -1,0 +1,113 @@
+"""`stepwell serve`: one cache server on one unix socket, until it is told to stop."""
+
+import asyncio
+import fcntl
+import logging
+import os
+import signal
+import stat
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from stepwell.config import Config
+from stepwell.server.host import CacheHost
+from stepwell.server.http import start_http
+from stepwell.tiers.arena import ArenaTooLarge
+
+logger = logging.getLogger(__name__)
+
+
+class CannotServe(RuntimeError):
+    """The server cannot start; the message says why and what to do."""
+
+
+def run(config: Config) -> int:
+    """Serve until SIGTERM or SIGINT. Returns the exit code; says on stderr why it could not start."""
+    logging.basicConfig(
+        level=config.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s"
+    )
+    try:
+        with _socket_owner(config.socket):
+            asyncio.run(_serve(config))
+    except CannotServe as error:
+        print(f"stepwell serve: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+@contextmanager
+def _socket_owner(path: Path) -> Iterator[None]:
+    """Hold the right to serve on `path`. The lock goes with the process, so a killed server holds none."""
+    _prepare_folder(path.parent)
+    lock_path = path.with_name(path.name + ".lock")
+    try:
+        lock = os.open(lock_path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    except OSError as error:
+        raise CannotServe(f"cannot open {lock_path}: {error.strerror}") from error
+    try:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise CannotServe(
+                f"another server serves {path}: stop it first, or choose another --socket"
+            ) from None
+        yield
+    finally:
+        os.close(lock)
+
+
+def _prepare_folder(folder: Path) -> None:
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        found = folder.stat()
+    except OSError as error:
+        raise CannotServe(f"cannot use the folder {folder}: {error.strerror}; choose another --socket") from error
+    # In a folder where others may write, another user could put a socket of theirs in our place.
+    others_may_write = found.st_mode & (stat.S_IWGRP | stat.S_IWOTH) and not found.st_mode & stat.S_ISVTX
+    if found.st_uid not in (os.getuid(), 0) or others_may_write:
+        raise CannotServe(
+            f"the folder {folder} is not safe: other users may replace files in it; choose another --socket"
+        )
+
+
+async def _serve(config: Config) -> None:
+    loop = asyncio.get_running_loop()
+    stop = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+    try:
+        host = await asyncio.to_thread(CacheHost, config.memory_bytes, config.eviction)
+    except (ArenaTooLarge, OSError) as error:
+        raise CannotServe(str(error)) from error
+    config.socket.unlink(missing_ok=True)  # of a server that was killed: we hold the lock
+    previous = os.umask(0o177)
+    try:
+        server = await loop.create_unix_server(host.connection, str(config.socket), backlog=128)
+    except OSError as error:
+        raise CannotServe(f"cannot listen on {config.socket}: {error}") from error
+    finally:
+        os.umask(previous)
+    http = None
+    if config.http is not None:
+        try:
+            http = await start_http(config.http, host.stats)
+        except OSError as error:
+            server.close()
+            config.socket.unlink(missing_ok=True)
+            raise CannotServe(f"cannot serve HTTP on {config.http}: {error}") from error
+    print(
+        f"stepwell serves {config.memory_bytes / 2**30:.2f} GiB of memory on {config.socket}"
+        + (f", metrics on http://{config.http.host}:{http.port}/metrics" if http and config.http else ""),
+        file=sys.stderr,
+        flush=True,
+    )
+    try:
+        await stop.wait()
+    finally:
+        server.close()
+        config.socket.unlink(missing_ok=True)
+        if http is not None:
+            await http.close()
+        await host.close()
