@@ -18,6 +18,7 @@ class Entry:
         "_previous_sibling",
         "children",
         "chunk",
+        "depth",
         "held",
         "parent",
         "pins",
@@ -27,6 +28,7 @@ class Entry:
     def __init__(self, chunk: ChunkId, parent: "Entry | None", place: int) -> None:
         self.chunk = chunk
         self.parent = parent  # the chunk before it in its prompt; None for a first one
+        self.depth = 0 if parent is None else parent.depth + 1  # chunks before it, as far as we were told
         self.children = 0  # held chunks whose parent this is
         self.pins = 0  # while there are any, it is never evicted
         self.held = True  # the index still finds it
@@ -69,6 +71,9 @@ class Index:
     def __len__(self) -> int:
         return len(self._entries)
 
+    def __iter__(self) -> Iterator[ChunkId]:
+        return iter(self._entries)
+
     def __contains__(self, chunk: ChunkId) -> bool:
         return chunk in self._entries
 
@@ -84,15 +89,22 @@ class Index:
     def get(self, chunk: ChunkId) -> Entry | None:
         return self._entries.get(chunk)
 
-    def held_run(self, run: Sequence[ChunkId]) -> int:
-        """How many leading chunks of a prompt are held. Looks at log2(len(run)) of them."""
+    def held_run(self, run: Sequence[ChunkId], depth: int = 0) -> int:
+        """How many leading chunks of a prompt are held; `depth` is how many come before the first of `run`.
+
+        Looks at log2(len(run)) of them, for a chunk at its right depth has all its ancestors. One that was
+        stored without its parent has depth 0 wherever it belongs: such are looked at one by one.
+        """
         low, high = 0, len(run)
         while low < high:
             middle = (low + high) // 2
-            if run[middle] in self._entries:
+            entry = self._entries.get(run[middle])
+            if entry is not None and entry.depth == depth + middle:
                 low = middle + 1
             else:
                 high = middle
+        while low < len(run) and run[low] in self._entries:
+            low += 1
         return low
 
     def insert(self, chunk: ChunkId, parent: ChunkId | None, place: int) -> Entry:

@@ -162,7 +162,8 @@ class Core:
         nbytes = self._spec(run.space).chunk_bytes
         chunks = ChunkRun(run.space, run.keys)
         parent = None if run.parent is None else run.space + run.parent
-        held = self._index.held_run(chunks)
+        before = None if parent is None else self._index.get(parent)
+        held = self._index.held_run(chunks, 0 if before is None else before.depth + 1)
         if held:
             parent = chunks[held - 1]
         numbers: list[int] = []
