@@ -30,6 +30,8 @@ with open(started, "a") as file:
     file.write(f"{os.getpid()} {os.getppid()} {os.getsid(0)}\\n")
 listener = socket.socket(socket.AF_UNIX)
 listener.bind(path)
+if sys.argv[3:] == ["of another user"]:
+    os.setuid(12345)
 listener.listen(64)
 print("listening", file=sys.stderr, flush=True)
 signal.pause()
@@ -177,9 +179,11 @@ def test_a_starter_that_hangs_does_not_hang_the_others(place: Place) -> None:
     with subprocess.Popen([sys.executable, "-c", code, lock], stdout=subprocess.PIPE) as holder:
         assert holder.stdout is not None
         holder.stdout.readline()
-        with pytest.raises(LaunchError, match="another process has been starting the server"):
-            ensure_server(place.config, os.environ, place.command, deadline_s=0.3)
-        holder.kill()
+        try:
+            with pytest.raises(LaunchError, match="another process has been starting the server"):
+                ensure_server(place.config, os.environ, place.command, deadline_s=0.3)
+        finally:
+            holder.kill()
     assert ensure_server(place.config, os.environ, place.command) is True
 
 
@@ -196,6 +200,19 @@ def test_the_servers_environment_has_no_second_word_on_its_options(place: Place)
     }
     with pytest.raises(LaunchError, match=r"(?m)^STEPWELL_TEST_X\.$"):
         ensure_server(place.config, environ, [sys.executable, "-c", code])
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="becoming another user needs root")
+def test_a_server_of_another_user_is_not_ours(place: Place) -> None:
+    prepare_socket_folder(place.socket)
+    with subprocess.Popen([*place.command, "of another user"], stderr=subprocess.PIPE) as server:
+        assert server.stderr is not None
+        assert server.stderr.readline() == b"listening\n"
+        try:
+            with pytest.raises(LaunchError, match="belongs to another user"):
+                ensure_server(place.config, os.environ, place.command)
+        finally:
+            server.kill()
 
 
 def test_the_folder_is_made_for_this_user_alone(tmp_path: Path) -> None:
