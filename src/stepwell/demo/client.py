@@ -55,6 +55,7 @@ async def ask(session: aiohttp.ClientSession, url: str, model: str, request: Req
         "messages": msgspec.to_builtins(request.messages),
         "temperature": 0,
         "max_tokens": ANSWER_TOKENS,
+        "min_tokens": 1,
         "stream": True,
         "stream_options": {"include_usage": True},
     }
