@@ -38,7 +38,7 @@ def run(tmp_path: Path, socket: Path) -> Run:
         program.write_text(ENGINE.format(python=sys.executable))
         program.chmod(0o755)
     clean = {name: text for name, text in os.environ.items() if not name.startswith("STEPWELL_")}
-    clean |= {"PATH": f"{programs}:{os.environ['PATH']}", "STEPWELL_SOCKET": str(socket)}
+    clean |= {"PATH": f"{programs}:{os.environ['PATH']}", "XDG_RUNTIME_DIR": str(tmp_path)}
     clean |= {"STEPWELL_MEMORY": "16MiB", "STEPWELL_HTTP": "off"}
 
     def run(*arguments: str) -> subprocess.CompletedProcess[str]:
