@@ -24,7 +24,8 @@ HEADINGS = (
 )
 CAPTION = (
     "TTFT: time to first token. Whole time: all requests of the part, one after another. "
-    "Tokens: prompt tokens by where their KV came from, as vLLM counts them. Faster: without over with, TTFT by its median."
+    "Tokens: prompt tokens by where their KV came from, as vLLM counts them. "
+    "Faster: without over with, TTFT by its median."
 )
 
 
