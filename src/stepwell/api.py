@@ -13,7 +13,7 @@ from typing import Any, Self
 import msgspec
 
 from stepwell import wire
-from stepwell.client import ArenaClient, Client, Dial, dial_unix
+from stepwell.client import CALL_TIMEOUT_S, ArenaClient, Client, Dial, dial_unix
 from stepwell.config import default_socket
 from stepwell.embedded import EmbeddedServer
 from stepwell.keys import chunk_keys
@@ -39,7 +39,9 @@ def connect(socket: str | os.PathLike[str] | None = None) -> "Cache":
 
     Works without a server too: everything is a miss until one is there.
     """
-    path = Path(socket if socket is not None else os.environ.get("STEPWELL_SOCKET") or default_socket(os.environ))
+    path = Path(
+        socket if socket is not None else os.environ.get("STEPWELL_SOCKET") or default_socket(os.environ)
+    )
     return Cache(dial_unix(path), None)
 
 
@@ -101,7 +103,9 @@ class Cache:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None
+    ) -> None:
         self.close()
 
     def _next_id(self) -> int:
@@ -122,7 +126,7 @@ class Cache:
         with self._lock:
             if self._arenas is None:
                 self._arenas = ArenaClient(self._dial, self._session)
-                self._arenas.connect()
+                self._arenas.connect(CALL_TIMEOUT_S)
             return self._arenas.arena_of(server_id)
 
 
@@ -198,14 +202,16 @@ class Space:
             return
         number = self._cache._next_id()
         reply = self._client.call(wire.Load(number, self._id, packed), wire.Loaded)
-        if reply is None or self._client.server_id != server_id:
+        if reply is None:
             yield Lease([])
             return
-        views = [
-            arena.view(offset, self._spec.chunk_bytes).toreadonly()
-            for offset in wire.unpack_places(reply.places)
-        ]
+        views: list[memoryview] = []
         try:
+            if self._client.server_id == server_id:  # else the places may be another server's
+                views += (
+                    arena.view(offset, self._spec.chunk_bytes).toreadonly()
+                    for offset in wire.unpack_places(reply.places)
+                )
             yield Lease(views)
         finally:
             _let_go(views)
@@ -228,18 +234,20 @@ class Space:
         number = self._cache._next_id()
         run = wire.Run(self._id, None, packed)
         reply = self._client.call(wire.Reserve(number, [run]), wire.Reserved)
-        if reply is None or self._client.server_id != server_id:
+        if reply is None:
             yield Reservation({}, Reason.NO_SERVER)
             return
         granted = reply.runs[0]
-        views = {
-            bytes(keys[chunk]): arena.view(offset, self._spec.chunk_bytes)
-            for chunk, offset in zip(granted.chunks, wire.unpack_places(granted.places), strict=True)
-        }
+        views: dict[Key, memoryview] = {}
         end: wire.Note = wire.Abort(number)
         try:
-            yield Reservation(views, granted.stopped)
-            end = wire.Commit(number)
+            if self._client.server_id == server_id:
+                for chunk, offset in zip(granted.chunks, wire.unpack_places(granted.places), strict=True):
+                    views[bytes(keys[chunk])] = arena.view(offset, self._spec.chunk_bytes)
+                yield Reservation(views, granted.stopped)
+                end = wire.Commit(number)
+            else:  # the places may be another server's
+                yield Reservation({}, Reason.NO_SERVER)
         finally:
             _let_go(views.values())
             self._client.note(end)

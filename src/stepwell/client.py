@@ -74,11 +74,10 @@ class Channel:
         self.send(wire.encode(hello), deadline_s)
         fd: int | None = None
         self.sock.settimeout(_left(deadline_s))
-        head, fds, _, _ = socket.recv_fds(self.sock, 4, 1)
+        head, fds, _, _ = socket.recv_fds(self.sock, 4, 1, socket.MSG_CMSG_CLOEXEC)
         try:
             if fds:
                 fd = fds[0]
-                os.set_inheritable(fd, False)
             head += self._read(4 - len(head), deadline_s) if head else b""
             if len(head) < 4:
                 raise ConnectionResetError("the server closed the connection")
@@ -151,14 +150,19 @@ class Client:
             channel, notes = self._channel, self._owed
             if channel is None:
                 return None
+            frames = b"".join(wire.encode(message) for message in [*notes, request])
             deadline_s = time.monotonic() + self._call_timeout_s
             try:
-                channel.send(b"".join(wire.encode(m) for m in [*notes, request]), deadline_s)
+                channel.send(frames, deadline_s)
                 reply = channel.receive(deadline_s)
             except (OSError, wire.ProtocolError) as error:
                 self._lose(error)
                 self._owe_end_of(request)
                 return None
+            except BaseException as error:  # Ctrl-C: the next call must not take this one's reply for its own
+                self._lose(error)
+                self._owe_end_of(request)
+                raise
             self._owed = []
             if isinstance(reply, reply_type):
                 return reply
@@ -184,6 +188,9 @@ class Client:
                 self._owed = []
             except OSError as error:
                 self._lose(error)
+            except BaseException as error:  # Ctrl-C: half a frame may be out
+                self._lose(error)
+                raise
 
     def close(self) -> None:
         self.flush()
@@ -203,12 +210,14 @@ class Client:
         elif isinstance(request, wire.Reserve):
             self._owed.append(wire.Abort(request.reservation))
 
-    def _lose(self, error: Exception) -> None:
+    def _lose(self, error: BaseException) -> None:
         assert self._channel is not None
         self._channel.close()
         self._channel = None
+        # What ends something may be said twice; a report would be counted twice.
+        self._owed = [note for note in self._owed if not isinstance(note, wire.Report)]
         self._lost.set()
-        logger.warning("the cache server is lost (%s): going on without it", error)
+        logger.warning("the cache server is lost (%r): going on without it", error)
 
     def _try_connect(self) -> bool:
         channel: Channel | None = None
@@ -223,6 +232,9 @@ class Client:
                 logger.warning("no cache server (%s): going on without it, trying again", error)
             return False
         with self._lock:
+            if self._closed:
+                channel.close()
+                return False
             if welcome.server_id != self._server_id:
                 self._owed = []  # a new server knows nothing of what the old one granted
             self._server_id = welcome.server_id
@@ -271,9 +283,9 @@ class ArenaClient:
         self._thread: threading.Thread | None = None
         self.on_map: Callable[[ArenaMap], object] = lambda arena: None
 
-    def connect(self) -> bool:
-        """Try now, and go on trying in the background. Whether it worked at once."""
-        connected = self._try_connect()
+    def connect(self, timeout_s: float = CONNECT_TIMEOUT_S) -> bool:
+        """Try now, for `timeout_s`, and go on trying in the background. Whether it worked at once."""
+        connected = self._try_connect(timeout_s)
         self._thread = threading.Thread(target=self._stay_connected, name="stepwell-arena", daemon=True)
         self._thread.start()
         return connected
@@ -300,11 +312,11 @@ class ArenaClient:
         os.close(self._wake_r)
         os.close(self._wake_w)
 
-    def _try_connect(self) -> bool:
+    def _try_connect(self, timeout_s: float = CONNECT_TIMEOUT_S) -> bool:
         channel: Channel | None = None
         try:
             channel = Channel(self._dial())
-            welcome, fd = channel.welcome(self._hello, time.monotonic() + CONNECT_TIMEOUT_S)
+            welcome, fd = channel.welcome(self._hello, time.monotonic() + timeout_s)
             assert fd is not None
             try:
                 arena = ArenaMap(fd, welcome.arena_bytes)
@@ -321,7 +333,11 @@ class ArenaClient:
         # One step may still copy with the arena that was current when it was scheduled; none older can.
         if self._previous is not None:
             self._previous.arena.close()
-        self._previous, self._current, self._channel = self._current, Mapping(welcome.server_id, arena), channel
+        self._previous, self._current, self._channel = (
+            self._current,
+            Mapping(welcome.server_id, arena),
+            channel,
+        )
         return True
 
     def _stay_connected(self) -> None:
@@ -331,14 +347,21 @@ class ArenaClient:
                 if self._try_connect():
                     pause_s = _RETRY_FIRST_S
                     continue
-                select.select([self._wake_r], [], [], pause_s)
+                _readable(self._wake_r, timeout_s=pause_s)
                 pause_s = min(2 * pause_s, _RETRY_MOST_S)
                 continue
             server = self._channel.sock.fileno()
-            ready, _, _ = select.select([server, self._wake_r], [], [])
-            if server in ready:  # nothing is ever sent here: it is the end
+            if server in _readable(server, self._wake_r):  # nothing is ever sent here: it is the end
                 self._channel.close()
                 self._channel = None
+
+
+def _readable(*fds: int, timeout_s: float | None = None) -> list[int]:
+    # Not select(2), which cannot wait for a descriptor above 1023.
+    poll = select.poll()
+    for fd in fds:
+        poll.register(fd, select.POLLIN)
+    return [fd for fd, _ in poll.poll(None if timeout_s is None else timeout_s * 1000)]
 
 
 class AsyncClient:

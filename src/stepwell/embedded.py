@@ -22,9 +22,13 @@ class EmbeddedServer:
     def dial(self) -> socket.socket:
         """A new connection to this server. Raises OSError after `close`."""
         ours, theirs = socket.socketpair()
+        accept = self._accept(theirs)
         try:
-            made: Future[None] = asyncio.run_coroutine_threadsafe(self._accept(theirs), self._loop)
+            made: Future[None] = asyncio.run_coroutine_threadsafe(accept, self._loop)
         except RuntimeError as error:
+            accept.close()
+            ours.close()
+            theirs.close()
             raise ConnectionRefusedError("the embedded cache is closed") from error
         made.result()
         return ours

@@ -23,7 +23,8 @@ def chunk_keys(token_ids: Sequence[int], chunk_tokens: int, salt: str | bytes | 
     if chunk_tokens < 1:
         raise ValueError(f"chunk_tokens must be at least 1, not {chunk_tokens}")
     try:
-        ids = array("I", token_ids)
+        # An array takes bytes for packed integers; here they are a sequence of small ones.
+        ids = array("I", list(token_ids) if isinstance(token_ids, (bytes, bytearray)) else token_ids)
     except (OverflowError, TypeError) as error:
         raise ValueError(f"token ids must be integers from 0 to 2^32-1: {error}") from error
     if sys.byteorder == "big":

@@ -204,7 +204,7 @@ def decode_request(payload: bytes | bytearray | memoryview) -> Request:
     """Raises ProtocolError for anything but a request."""
     try:
         return _request_decoder.decode(payload)
-    except msgspec.MsgspecError as error:
+    except (msgspec.MsgspecError, RecursionError) as error:
         raise ProtocolError(str(error)) from error
 
 
@@ -212,7 +212,7 @@ def decode_reply(payload: bytes | bytearray | memoryview) -> Reply:
     """Raises ProtocolError for anything but a reply."""
     try:
         return _reply_decoder.decode(payload)
-    except msgspec.MsgspecError as error:
+    except (msgspec.MsgspecError, RecursionError) as error:
         raise ProtocolError(str(error)) from error
 
 

@@ -28,7 +28,7 @@ class Entry:
     def __init__(self, chunk: ChunkId, parent: "Entry | None", place: int) -> None:
         self.chunk = chunk
         self.parent = parent  # the chunk before it in its prompt; None for a first one
-        self.depth = 0 if parent is None else parent.depth + 1  # chunks before it, as far as we were told
+        self.depth: int = 0 if parent is None else parent.depth + 1  # chunks before it, as far as we were told
         self.children = 0  # held chunks whose parent this is
         self.pins = 0  # while there are any, it is never evicted
         self.held = True  # the index still finds it
@@ -70,9 +70,6 @@ class Index:
 
     def __len__(self) -> int:
         return len(self._entries)
-
-    def __iter__(self) -> Iterator[ChunkId]:
-        return iter(self._entries)
 
     def __contains__(self, chunk: ChunkId) -> bool:
         return chunk in self._entries

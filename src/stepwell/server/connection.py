@@ -95,7 +95,12 @@ class Connection(asyncio.Protocol):
         match request:
             case wire.Load():
                 chunks, offsets = core.load(
-                    session, request.lease, request.space, request.keys, request.first, request.again
+                    session,
+                    request.lease,
+                    request.space,
+                    request.keys,
+                    first=request.first,
+                    again=request.again,
                 )
                 return wire.Loaded(chunks, wire.pack_places(offsets))
             case wire.Reserve():
@@ -137,10 +142,23 @@ class Connection(asyncio.Protocol):
         if hello.maps_arena:
             # The transport cannot pass descriptors; nothing is in its buffer yet, so order is kept.
             fd = self._transport.get_extra_info("socket").fileno()
-            with socket.socket(fileno=os.dup(fd)) as raw:
-                socket.send_fds(raw, [frame], [memory.fd])
+            try:
+                with socket.socket(fileno=os.dup(fd)) as raw:
+                    socket.send_fds(raw, [frame], [memory.fd])
+            except OSError as error:  # it did not wait for us, or we have no descriptor left
+                logger.warning("a client's connection ends: cannot pass the arena: %s", error)
+                self._transport.abort()
         else:
             self._transport.write(frame)
+
+    def pause_writing(self) -> None:
+        """A client that asks and does not read: its answers must not pile up here."""
+        assert self._transport is not None
+        self._transport.pause_reading()
+
+    def resume_writing(self) -> None:
+        assert self._transport is not None
+        self._transport.resume_reading()
 
     def _send(self, message: wire.Message) -> None:
         assert self._transport is not None

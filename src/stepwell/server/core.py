@@ -7,7 +7,7 @@ connection. So a scheduler that reconnects still owns its leases, and a slot tha
 copying into is not given away before that worker is gone.
 """
 
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Sequence
 
 from stepwell.policy.index import Entry, Index
@@ -21,7 +21,7 @@ from stepwell.types import (
     SpaceSpec,
     TierStats,
 )
-from stepwell.wire import ChunkRun, Granted, Run, pack_places
+from stepwell.wire import ChunkRun, Granted, ProtocolError, Run, pack_places
 
 
 class UnknownSpace(KeyError):
@@ -29,15 +29,18 @@ class UnknownSpace(KeyError):
 
 
 class Pending:
-    """A chunk that someone is writing: reserved, not yet visible."""
+    """A chunk that someone is writing: reserved, not yet visible. Its parent is held, or pending too."""
 
-    __slots__ = ("cancelled", "chunk", "parent", "pinned_parent", "slot", "written")
+    __slots__ = ("cancelled", "children", "chunk", "parent", "pinned_parent", "slot", "written")
 
-    def __init__(self, chunk: ChunkId, parent: ChunkId | None, slot: Slot, pinned_parent: Entry | None) -> None:
+    def __init__(
+        self, chunk: ChunkId, parent: ChunkId | None, slot: Slot, pinned_parent: Entry | None
+    ) -> None:
         self.chunk = chunk
         self.parent = parent
         self.slot = slot
         self.pinned_parent = pinned_parent  # a chunk must not be evicted while its child is being written
+        self.children: dict[ChunkId, Pending] = {}  # reserved while this was pending
         self.written = False
         self.cancelled = False
 
@@ -68,7 +71,6 @@ class Core:
         self._spaces: dict[SpaceId, SpaceSpec] = {}
         self._sessions: set[Session] = set()
         self._pending: dict[ChunkId, Pending] = {}
-        self._waiting: defaultdict[ChunkId, list[Pending]] = defaultdict(list)  # written, parent is not held
         self._loaded_chunks = 0
         self._stored_chunks = 0
         self._evicted_chunks = 0
@@ -89,6 +91,8 @@ class Core:
         self._sessions.discard(session)
 
     def open_space(self, space: SpaceId, spec: SpaceSpec) -> None:
+        if spec.chunk_tokens < 1 or spec.chunk_bytes < 1:
+            raise ProtocolError(f"no chunk has {spec.chunk_tokens} tokens in {spec.chunk_bytes} bytes")
         self._spaces[space] = spec
 
     def _spec(self, space: SpaceId) -> SpaceSpec:
@@ -106,9 +110,21 @@ class Core:
         return Hit(held, (self.memory.name,) * held)
 
     def load(
-        self, session: Session, lease: int, space: SpaceId, keys: bytes, first: int, again: bool
+        self,
+        session: Session,
+        lease: int,
+        space: SpaceId,
+        keys: bytes,
+        *,
+        first: int = 0,
+        again: bool = False,
     ) -> tuple[int, list[int]]:
-        """Pin the leading chunks held, from number `first` on: how many there are, and their offsets."""
+        """Pin the leading chunks held, from number `first` on: how many there are, and their offsets.
+
+        Raises UnknownSpace, or ProtocolError for a lease that exists or a `first` below 0.
+        """
+        if lease in session.leases or first < 0:
+            raise ProtocolError(f"lease {lease} exists already, or begins before its first chunk")
         spec = self._spec(space)
         run = ChunkRun(space, keys)
         held = self._index.held_run(run)
@@ -150,17 +166,20 @@ class Core:
     # -- writing ---------------------------------------------------------------------------------------
 
     def reserve(self, session: Session, reservation: int, runs: Sequence[Run]) -> list[Granted]:
-        """Slots for those chunks of each run that nobody holds or writes, as far as there is room."""
-        taken: list[Pending] = []
+        """Slots for those chunks of each run that nobody holds or writes, as far as there is room.
+
+        All or nothing when it raises: UnknownSpace, or ProtocolError for a reservation that exists.
+        """
+        if reservation in session.reservations:
+            raise ProtocolError(f"reservation {reservation} exists already")
+        asked = [(run, self._spec(run.space).chunk_bytes, ChunkRun(run.space, run.keys)) for run in runs]
         if reservation in session.ended_reservations:
             session.ended_reservations.discard(reservation)
-        else:
-            session.reservations[reservation] = taken
-        return [self._reserve_run(run, taken) for run in runs]
+            return [Granted(0, [], b"", Reason.ABANDONED) for _ in runs]
+        taken = session.reservations[reservation] = []
+        return [self._reserve_run(run, nbytes, chunks, taken) for run, nbytes, chunks in asked]
 
-    def _reserve_run(self, run: Run, taken: list[Pending]) -> Granted:
-        nbytes = self._spec(run.space).chunk_bytes
-        chunks = ChunkRun(run.space, run.keys)
+    def _reserve_run(self, run: Run, nbytes: int, chunks: ChunkRun, taken: list[Pending]) -> Granted:
         parent = None if run.parent is None else run.space + run.parent
         before = None if parent is None else self._index.get(parent)
         held = self._index.held_run(chunks, 0 if before is None else before.depth + 1)
@@ -185,7 +204,8 @@ class Core:
 
     def _reserve_chunk(self, chunk: ChunkId, parent: ChunkId | None, nbytes: int) -> Pending | Reason:
         parent_entry = None if parent is None else self._index.get(parent)
-        if parent is not None and parent_entry is None and parent not in self._pending:
+        parent_pending = None if parent is None else self._pending.get(parent)
+        if parent is not None and parent_entry is None and parent_pending is None:
             return Reason.NO_PARENT
         if parent_entry is not None:
             self._index.pin(parent_entry)
@@ -194,8 +214,9 @@ class Core:
             if parent_entry is not None:
                 self._index.unpin(parent_entry)
             return Reason.NO_ROOM
-        pending = Pending(chunk, parent, slot, parent_entry)
-        self._pending[chunk] = pending
+        pending = self._pending[chunk] = Pending(chunk, parent, slot, parent_entry)
+        if parent_pending is not None:
+            parent_pending.children[chunk] = pending
         return pending
 
     def _make_room(self, nbytes: int) -> Slot | None:
@@ -213,27 +234,26 @@ class Core:
         """The reservation's chunks are written: each becomes visible once its parent is."""
         for pending in session.reservations.pop(reservation, ()):
             pending.written = True
-            if pending.cancelled or not self._may_come(pending):
+            if pending.cancelled:
                 self._drop(pending)
-            elif pending.parent is not None and pending.parent not in self._index:
-                self._waiting[pending.parent].append(pending)
-            else:
+            elif pending.parent is None or pending.pinned_parent is not None:
                 self._publish(pending)
-
-    def _may_come(self, pending: Pending) -> bool:
-        parent = pending.parent
-        return parent is None or parent in self._index or parent in self._pending
 
     def _publish(self, first: Pending) -> None:
         ready = [first]
         while ready:
             pending = ready.pop()
             del self._pending[pending.chunk]
-            self._index.insert(pending.chunk, pending.parent, pending.slot.offset)
+            entry = self._index.insert(pending.chunk, pending.parent, pending.slot.offset)
             self.memory.publish(pending.chunk, pending.slot)
             self._stored_chunks += 1
             self._unpin_parent(pending)
-            ready += self._waiting.pop(pending.chunk, ())
+            for child in pending.children.values():
+                if not child.cancelled:
+                    self._index.pin(entry)
+                    child.pinned_parent = entry
+                    if child.written:
+                        ready.append(child)
 
     def abort(self, session: Session, reservation: int) -> None:
         """Nobody writes into the reservation's slots any more."""
@@ -242,19 +262,29 @@ class Core:
             session.ended_reservations.add(reservation)
             return
         for pending in taken:
+            self._cancel(pending)
             self._drop(pending)
 
-    def _drop(self, first: Pending) -> None:
-        """Give up a chunk that is being written, and those that wait for it to become visible."""
+    def _cancel(self, first: Pending) -> None:
+        """Neither this chunk nor what builds on it becomes visible; others may write them again.
+
+        Whose writer may still be copying keeps its slot until the writer commits, aborts or goes away.
+        """
         gone = [first]
         while gone:
             pending = gone.pop()
-            if self._pending.get(pending.chunk) is pending:
-                del self._pending[pending.chunk]
-            self.dropped[Reason.ABANDONED] += 1
-            self._unpin_parent(pending)
-            self.memory.free(pending.slot)
-            gone += self._waiting.pop(pending.chunk, ())
+            if pending.cancelled:
+                continue
+            pending.cancelled = True
+            del self._pending[pending.chunk]
+            gone += pending.children.values()
+            if pending.written:
+                self._drop(pending)
+
+    def _drop(self, pending: Pending) -> None:
+        self.dropped[Reason.ABANDONED] += 1
+        self._unpin_parent(pending)
+        self.memory.free(pending.slot)
 
     def _unpin_parent(self, pending: Pending) -> None:
         entry = pending.pinned_parent
@@ -276,17 +306,6 @@ class Core:
         for pending in [p for p in self._pending.values() if space is None or p.chunk.startswith(space)]:
             self._cancel(pending)
         return len(chunks)
-
-    def _cancel(self, pending: Pending) -> None:
-        # Its writer may be copying: the slot is freed when the writer commits, aborts or goes away.
-        # Until then the chunk counts as not being written, so that fresh bytes can be stored.
-        if self._pending.get(pending.chunk) is not pending:
-            return  # went with its parent
-        pending.cancelled = True
-        del self._pending[pending.chunk]
-        if pending.parent is not None and pending in self._waiting.get(pending.parent, ()):
-            self._waiting[pending.parent].remove(pending)
-            self._drop(pending)
 
     def memory_stats(self) -> TierStats:
         usage = self.memory.usage()

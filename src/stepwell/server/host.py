@@ -18,7 +18,8 @@ class CacheHost:
     """Owns the tiers and knows which connections belong to which session."""
 
     def __init__(self, memory_bytes: int, eviction: str = "lru") -> None:
-        """Allocates the arena. Raises ArenaTooLarge, or OSError when the kernel refuses."""
+        """Allocates the arena. Raises ValueError for a size (ArenaTooLarge) or policy that cannot be, or
+        OSError when the kernel refuses."""
         self.version = version("stepwell")
         self.server_id = uuid.uuid4().hex
         memory = MemoryTier(memory_bytes - memory_bytes % _ALIGN_BYTES)

@@ -14,7 +14,6 @@ from pathlib import Path
 from stepwell.config import Config
 from stepwell.server.host import CacheHost
 from stepwell.server.http import start_http
-from stepwell.tiers.arena import ArenaTooLarge
 
 logger = logging.getLogger(__name__)
 
@@ -63,13 +62,27 @@ def _prepare_folder(folder: Path) -> None:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         found = folder.stat()
     except OSError as error:
-        raise CannotServe(f"cannot use the folder {folder}: {error.strerror}; choose another --socket") from error
+        raise CannotServe(
+            f"cannot use the folder {folder}: {error.strerror}; choose another --socket"
+        ) from error
     # In a folder where others may write, another user could put a socket of theirs in our place.
     others_may_write = found.st_mode & (stat.S_IWGRP | stat.S_IWOTH) and not found.st_mode & stat.S_ISVTX
     if found.st_uid not in (os.getuid(), 0) or others_may_write:
         raise CannotServe(
             f"the folder {folder} is not safe: other users may replace files in it; choose another --socket"
         )
+
+
+def _remove_stale(path: Path) -> None:
+    """Remove the socket of a server that was killed: we hold the lock, so nobody serves on it."""
+    try:
+        if not stat.S_ISSOCK(path.lstat().st_mode):
+            raise CannotServe(f"{path} is there and is no socket: remove it, or choose another --socket")
+        path.unlink()
+    except FileNotFoundError:
+        pass
+    except OSError as error:
+        raise CannotServe(f"cannot replace {path}: {error.strerror}; choose another --socket") from error
 
 
 async def _serve(config: Config) -> None:
@@ -79,9 +92,9 @@ async def _serve(config: Config) -> None:
         loop.add_signal_handler(number, stop.set)
     try:
         host = await asyncio.to_thread(CacheHost, config.memory_bytes, config.eviction)
-    except (ArenaTooLarge, OSError) as error:
+    except (ValueError, OSError) as error:
         raise CannotServe(str(error)) from error
-    config.socket.unlink(missing_ok=True)  # of a server that was killed: we hold the lock
+    _remove_stale(config.socket)
     previous = os.umask(0o177)
     try:
         server = await loop.create_unix_server(host.connection, str(config.socket), backlog=128)

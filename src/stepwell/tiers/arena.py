@@ -79,6 +79,10 @@ def create_arena(size_bytes: int) -> tuple[int, ArenaMap]:
     Raises ArenaTooLarge before it takes memory that is not there: the kernel would grant it and later
     kill a process of its choice.
     """
+    if size_bytes < 1:
+        raise ValueError(
+            f"no arena has {size_bytes} bytes: memory must be at least {_PAGE_BYTES} bytes, one page"
+        )
     room_bytes = memory_room_bytes()
     if size_bytes > room_bytes:
         raise ArenaTooLarge(
@@ -104,9 +108,7 @@ def memory_room_bytes(proc: Path = Path("/proc"), cgroups: Path = Path("/sys/fs/
         if controllers == "":
             rooms += _cgroup_rooms(cgroups, path, "memory.max", "memory.current")
         elif "memory" in controllers.split(","):
-            rooms += _cgroup_rooms(
-                cgroups / "memory", path, "memory.limit_in_bytes", "memory.usage_in_bytes"
-            )
+            rooms += _cgroup_rooms(cgroups / "memory", path, "memory.limit_in_bytes", "memory.usage_in_bytes")
     return min(rooms)
 
 
