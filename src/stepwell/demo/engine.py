@@ -10,9 +10,9 @@ from pathlib import Path
 from stepwell.demo.process import Server, free_port, serving
 
 MODEL_NAME = "demo"
-MAX_MODEL_TOKENS = 4096
-# A deliberately small KV cache: one longest request (32 blocks of 128 tokens), vLLM's null block, 3 to spare.
-CACHE_BLOCKS = 36
+MAX_MODEL_TOKENS = 3072
+# A deliberately small KV cache: one longest request (24 blocks of 128 tokens), vLLM's null block, 2 to spare.
+CACHE_BLOCKS = 27
 BLOCK_TOKENS = 128
 CACHE_TOKENS = CACHE_BLOCKS * BLOCK_TOKENS
 # Torch, transformers and vLLM are imported by three processes in turn: 25 s on two busy cores, and their
