@@ -24,7 +24,7 @@ from stepwell.types import (
 from stepwell.wire import ChunkRun, Granted, ProtocolError, Run, pack_places
 
 
-class UnknownSpace(KeyError):
+class UnknownSpace(LookupError):
     """The space was not opened on this server: it restarted, or the client never asked."""
 
 
