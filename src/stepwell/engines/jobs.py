@@ -27,7 +27,7 @@ class StepJobs:
 
 @dataclass
 class Done:
-    """Jobs that workers have finished, by how many ranks."""
+    """Jobs that workers have finished, by how many ranks; which of the stores some rank could not do."""
 
     loads: Counter[int] = field(default_factory=Counter)
     stores: Counter[int] = field(default_factory=Counter)

@@ -10,7 +10,6 @@ from stepwell.tiers.arena import ArenaMap
 Bytes = npt.NDArray[np.uint8]
 
 
-
 class HostCopier:
     """Pages of every layer as arrays of shape [blocks, page bytes], uint8, each page contiguous."""
 
@@ -26,20 +25,22 @@ class HostCopier:
     def load(self, arena: ArenaMap, offsets: Sequence[int], blocks: Sequence[int]) -> int:
         memory = np.frombuffer(arena.buffer, np.uint8)
         for offset, block in zip(offsets, blocks, strict=True):
+            start = offset
             for layer in self._layers:
-                page_bytes = layer.shape[1]
-                np.copyto(layer[block], memory[offset : offset + page_bytes])
-                offset += page_bytes
+                end = start + layer.shape[1]
+                np.copyto(layer[block], memory[start:end])
+                start = end
         self._copies += 1
         return self._copies
 
     def store(self, arena: ArenaMap, offsets: Sequence[int], blocks: Sequence[int]) -> int:
         memory = np.frombuffer(arena.buffer, np.uint8)
         for offset, block in zip(offsets, blocks, strict=True):
+            start = offset
             for layer in self._layers:
-                page_bytes = layer.shape[1]
-                np.copyto(memory[offset : offset + page_bytes], layer[block])
-                offset += page_bytes
+                end = start + layer.shape[1]
+                np.copyto(memory[start:end], layer[block])
+                start = end
         self._copies += 1
         return self._copies
 

@@ -25,12 +25,18 @@ from stepwell.types import Key, Reason, RequestStats
 class EngineRequest(Protocol):
     """What is used of an engine's request."""
 
-    request_id: str
-    num_tokens: int
-    num_prompt_tokens: int
-    block_hashes: Sequence[bytes]
-    lora_request: Adapter | None
-    skip_reading_prefix_cache: bool
+    @property
+    def request_id(self) -> str: ...
+    @property
+    def num_tokens(self) -> int: ...
+    @property
+    def num_prompt_tokens(self) -> int: ...
+    @property
+    def block_hashes(self) -> Sequence[bytes]: ...
+    @property
+    def lora_request(self) -> Adapter | None: ...
+    @property
+    def skip_reading_prefix_cache(self) -> bool: ...
 
 
 @dataclass
@@ -56,7 +62,6 @@ class _Tracked:
     settled_chunks: int = 0  # leading chunks that need no storing (again)
     engine_tokens: int = 0  # prompt tokens that the engine found in its own cache
     miss: Reason | None = None  # why not all whole chunks of the prompt were promised
-    missed_chunks: int = 0
     asked: bool = False
     reported: bool = False
     stores: bool = True
@@ -74,6 +79,7 @@ class SchedulerSide:
         self._promised: list[_Tracked] = []  # in this step, scheduled or not
         self._leases: dict[int, int] = {}  # being loaded, by ranks still to report
         self._reservations: dict[int, int] = {}  # being stored, likewise
+        self._failed: set[int] = set()  # of these, those that some rank could not store
 
     @property
     def copying(self) -> bool:
@@ -143,12 +149,13 @@ class SchedulerSide:
         for lease, ranks in done.loads.items():
             if _count_down(self._leases, lease, ranks):
                 self._client.note(wire.Release(lease))
-        for reservation in done.failed_stores:
-            if self._reservations.pop(reservation, None) is not None:
-                self._client.note(wire.Abort(reservation))
+        self._failed |= done.failed_stores & self._reservations.keys()
         for reservation, ranks in done.stores.items():
+            # Not before the last rank, not even when another has failed: it may still copy into the slots.
             if _count_down(self._reservations, reservation, ranks):
-                self._client.note(wire.Commit(reservation))
+                failed = reservation in self._failed
+                self._failed.discard(reservation)
+                self._client.note(wire.Abort(reservation) if failed else wire.Commit(reservation))
         self._client.flush()
 
     def finished(self, request_id: str) -> None:
@@ -191,15 +198,17 @@ class SchedulerSide:
         reply = self._client.call(
             wire.Load(lease, space, b"".join(keys), min(first, len(keys)), tracked.asked), wire.Loaded
         )
-        if reply is None or self._client.server_id != server_id:
+        if reply is None:
+            return Reason.NO_SERVER
+        if self._client.server_id != server_id:  # another server granted it than the one it was meant for
+            self._client.note(wire.Release(lease))
             return Reason.NO_SERVER
         tracked.settled_chunks = reply.chunks
-        tracked.missed_chunks = len(keys) - reply.chunks
         to_tokens = min(reply.chunks * geometry.chunk_tokens, useful_tokens)
         if to_tokens <= engine_tokens:
             self._client.note(wire.Release(lease))
             return Reason.NOT_HELD
-        tracked.miss = Reason.NOT_HELD if tracked.missed_chunks else None
+        tracked.miss = Reason.NOT_HELD if reply.chunks < len(keys) else None
         return _Promise(lease, server_id, first, wire.unpack_places(reply.places), engine_tokens, to_tokens)
 
     def _take_back(self, tracked: _Tracked) -> None:
@@ -226,11 +235,11 @@ class SchedulerSide:
         request = tracked.request
         # Bypassing is no miss, and what is not held the server counted when it was asked.
         silent = (Reason.BYPASSED, Reason.NOT_HELD)
-        missed: dict[Reason, int] = {} if tracked.miss is None or tracked.miss in silent else {tracked.miss: 1}
-        computed = request.num_prompt_tokens - tracked.engine_tokens - loaded_tokens
-        stats = RequestStats(
-            1, request.num_prompt_tokens, tracked.engine_tokens, loaded_tokens, computed
+        missed: dict[Reason, int] = (
+            {} if tracked.miss is None or tracked.miss in silent else {tracked.miss: 1}
         )
+        computed = request.num_prompt_tokens - tracked.engine_tokens - loaded_tokens
+        stats = RequestStats(1, request.num_prompt_tokens, tracked.engine_tokens, loaded_tokens, computed)
         self._client.note(wire.Report(stats, missed))
 
     # -- storing ---------------------------------------------------------------------------------------
@@ -248,10 +257,11 @@ class SchedulerSide:
         if not wanted or server_id is None:
             return []
         reservation = next(self._numbers)
-        reply = self._client.call(
-            wire.Reserve(reservation, [run for _, _, run in wanted]), wire.Reserved
-        )
-        if reply is None or self._client.server_id != server_id:
+        reply = self._client.call(wire.Reserve(reservation, [run for _, _, run in wanted]), wire.Reserved)
+        if reply is None:
+            return []
+        if self._client.server_id != server_id:
+            self._client.note(wire.Abort(reservation))
             return []
         offsets: list[int] = []
         blocks: list[int] = []

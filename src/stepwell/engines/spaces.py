@@ -18,7 +18,8 @@ logger = logging.getLogger(__name__)
 class Adapter(Protocol):
     """The part of an engine's adapter request that names its files."""
 
-    lora_path: str
+    @property
+    def lora_path(self) -> str: ...
 
 
 class Spaces:

@@ -55,7 +55,9 @@ class WorkerSide:
             if arena is None:
                 # Cannot be, as long as mappings outlive their server by a step; if it is, the engine has
                 # to compute these blocks after all.
-                logger.error("the arena of server %s is not mapped: %d blocks lost", job.server_id, len(job.blocks))
+                logger.error(
+                    "the arena of server %s is not mapped: %d blocks lost", job.server_id, len(job.blocks)
+                )
                 self._failed_blocks.update(job.blocks)
                 self._done.loads[job.number] += 1
             else:
@@ -67,6 +69,7 @@ class WorkerSide:
             arena = self._arenas.arena_of(job.server_id)
             if arena is None:
                 self._done.failed_stores.add(job.number)
+                self._done.stores[job.number] += 1
                 continue
             self._storing[job.number] = self._copier.store(arena, self._mine(job), job.blocks)
 
