@@ -8,6 +8,7 @@ them) is not read at all.
 import os
 import re
 import tempfile
+import time
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
@@ -18,6 +19,9 @@ from stepwell.layout import fingerprint
 
 _READ_BYTES = 16 << 20
 _CONTENT_NAME = re.compile(r"[0-9a-f]{64}")
+# A file that changed a moment ago may change again without a new time in its inode: some file systems
+# count whole seconds. Its digest is not remembered.
+_CLOCK_TICK_NS = 1_000_000_000
 
 
 class FileForm(msgspec.Struct, frozen=True):
@@ -45,12 +49,12 @@ def named_by_content(path: Path) -> bool:
     return _CONTENT_NAME.fullmatch(path.resolve().name) is not None
 
 
-def digest_files(paths: Iterable[Path], kept: Path) -> bytes:
-    """One digest over the files' names and contents. `kept` is the file that remembers digests.
+def digest_files(paths: Iterable[Path], kept: Path | None) -> bytes:
+    """One digest over the files' names and contents. `kept` is the file that remembers digests, if any.
 
     Raises OSError when a file cannot be read.
     """
-    known = _read(kept)
+    known = {} if kept is None else _read(kept)
     fresh: dict[str, _Known] = {}
     parts: list[tuple[str, str]] = []
     for path in sorted(paths):
@@ -58,20 +62,25 @@ def digest_files(paths: Iterable[Path], kept: Path) -> bytes:
         if named_by_content(path):
             parts.append((path.name, real.name))
             continue
-        form = file_form(real)
+        now_ns, form = time.time_ns(), file_form(real)
         entry = known.get(str(real))
         if entry is None or entry.form != form:
-            entry = fresh[str(real)] = _Known(form, _digest(real))
+            entry = _Known(form, _digest(real))
+            if now_ns - form.changed_ns > _CLOCK_TICK_NS:
+                fresh[str(real)] = entry
         parts.append((path.name, entry.digest))
-    if fresh:
+    if fresh and kept is not None:
         _write(kept, {**known, **fresh})
     return fingerprint(("files", parts))
 
 
-def default_kept() -> Path:
-    """Where digests are remembered unless told otherwise."""
+def default_kept() -> Path | None:
+    """Where digests are remembered unless told otherwise; nowhere for a user without a home."""
     base = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
-    return Path(base).expanduser() / "stepwell" / "weights.json"
+    try:
+        return Path(base).expanduser() / "stepwell" / "weights.json"
+    except RuntimeError:
+        return None
 
 
 def _digest(path: Path) -> str:
@@ -92,8 +101,15 @@ def _read(kept: Path) -> dict[str, _Known]:
 def _write(kept: Path, known: Mapping[str, _Known]) -> None:
     try:
         kept.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile(dir=kept.parent, delete=False) as file:
-            file.write(msgspec.json.encode(known))
-        os.replace(file.name, kept)
-    except OSError:
-        pass  # a read-only home costs another reading at the next start, nothing else
+        data = msgspec.json.encode(known)
+        fd, name = tempfile.mkstemp(dir=kept.parent)
+        try:
+            with open(fd, "wb") as file:
+                file.write(data)
+            os.replace(name, kept)
+        except BaseException:
+            os.unlink(name)
+            raise
+    except (OSError, UnicodeEncodeError):
+        # A read-only home, or a path that is no text: costs another reading at the next start, nothing else.
+        pass
