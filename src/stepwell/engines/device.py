@@ -38,7 +38,8 @@ class DeviceCopier:
     """Pages of every layer as tensors [blocks, …], all on one device; pages need not be contiguous."""
 
     def __init__(self, layers: Sequence[torch.Tensor]) -> None:
-        self._layers = layers
+        # torch copies by index only what it can compute with; some 8-bit floats it cannot.
+        self._layers = [layer.view(torch.uint8) if layer.element_size() == 1 else layer for layer in layers]
         self._device = layers[0].device
         self._page_bytes = [layer[0].numel() * layer.element_size() for layer in layers]
         self.block_bytes = sum(self._page_bytes)

@@ -202,7 +202,7 @@ class StepwellConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
                 self._geometry.block_bytes,
             )
             return
-        arenas = ArenaClient(self._dial, self._session, rank, layout_digest(layers, rank))
+        arenas = ArenaClient(self._dial, self._session, rank, layout_digest(layers, self._num_blocks, rank))
         if isinstance(copier, DeviceCopier):
             arenas.on_map = register
         arenas.connect()
@@ -213,6 +213,11 @@ class StepwellConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         if layers[0].device.type == "cpu":
             return HostCopier(host_pages(layers, self._num_blocks))
         return DeviceCopier([block_first(layer, self._num_blocks) for layer in layers])
+
+    def handle_preemptions(self, kv_connector_metadata: KVConnectorMetadata) -> None:
+        # Before metadata is bound, some versions zero or copy blocks that have changed hands.
+        if self._worker is not None:
+            self._worker.begin_step()
 
     def bind_connector_metadata(self, connector_metadata: KVConnectorMetadata) -> None:
         super().bind_connector_metadata(connector_metadata)
@@ -253,5 +258,3 @@ class StepwellConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         for client in self._clients:
             client.close()
         self._clients = []
-
-

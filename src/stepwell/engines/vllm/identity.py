@@ -44,7 +44,9 @@ def geometry_of(vllm_config: Any, kv_cache_config: Any, chunk_blocks: int | None
         if getattr(parallel, name, 1) > 1:
             raise Unsupported(f"{name} is {getattr(parallel, name)}")
     if getattr(vllm_config.cache_config, "calculate_kv_scales", False):
-        raise Unsupported("the scales of the quantised cache depend on the first prompt (calculate_kv_scales)")
+        raise Unsupported(
+            "the scales of the quantised cache depend on the first prompt (calculate_kv_scales)"
+        )
     hash_tokens = getattr(kv_cache_config, "hash_block_size", None) or spec.block_size
     if hash_tokens != spec.block_size:
         raise Unsupported(f"blocks of {spec.block_size} tokens are hashed by {hash_tokens}")
@@ -62,8 +64,10 @@ def geometry_of(vllm_config: Any, kv_cache_config: Any, chunk_blocks: int | None
 def _is_full_attention(spec: Any) -> bool:
     # By name: the classes move between versions. A spec of unlike layers is judged by each of them.
     specs = list(getattr(spec, "kv_cache_specs", {}).values()) or [spec]
+    # Where attention looks ahead (non_causal), a prefix depends on what follows it.
+    limits = ("sliding_window", "attention_chunk_size", "non_causal")
     return all(type(one).__name__ in ("FullAttentionSpec", "MLAAttentionSpec") for one in specs) and not any(
-        getattr(one, "sliding_window", None) or getattr(one, "attention_chunk_size", None) for one in specs
+        getattr(one, limit, None) for one in specs for limit in limits
     )
 
 
@@ -75,29 +79,42 @@ class Identity:
         self._kv_cache_config = kv_cache_config
         self._geometry = geometry
         self._salt = salt
-        self._found: EngineSpace | Reason = Reason.NO_WORKER
+        self._weights: bytes | Reason = Reason.NO_WORKER
+        self._space: EngineSpace | None = None
         self._adapters: dict[str, tuple[tuple[FileForm, ...], bytes | Reason]] = {}
         threading.Thread(target=self._find, name="stepwell-identity", daemon=True).start()
 
     def __call__(self) -> EngineSpace | Reason:
         """The engine's space less its workers' layouts; NO_WORKER until it is known."""
-        return self._found
+        if isinstance(self._weights, Reason):
+            return self._weights
+        if self._space is None:
+            # Not earlier than the first request: vLLM sets its hash seed after it has made its connector.
+            try:
+                self._space = self._describe(self._weights)
+            except (AttributeError, TypeError, ValueError) as error:
+                logger.warning("the engine's configuration is not as expected (%r): running uncached", error)
+                self._weights = Reason.IN_DOUBT
+                return self._weights
+        return self._space
 
     def adapter_digest(self, adapter: Adapter) -> bytes | Reason:
         """Digest of an adapter's files as they were when it was first used.
 
         Files that changed since are in doubt: the engine may hold the old ones or the new.
         """
+        known = self._adapters.get(adapter.lora_path)
+        if known is not None and isinstance(known[1], Reason):
+            return known[1]
         try:
             files = sorted(path for path in Path(adapter.lora_path).iterdir() if path.is_file())
             forms = tuple(file_form(path) for path in files)
-            known = self._adapters.get(adapter.lora_path)
             if known is None:
-                digest: bytes | Reason = digest_files(files, default_kept())
-                known = self._adapters[adapter.lora_path] = (forms, digest)
-            elif known[0] != forms and not isinstance(known[1], Reason):
+                known = self._adapters[adapter.lora_path] = (forms, digest_files(files, default_kept()))
+            elif known[0] != forms:
                 logger.warning(
-                    "the files of adapter %s changed while it was in use: it runs uncached until the engine restarts",
+                    "the files of adapter %s changed while it was in use: "
+                    "it runs uncached until the engine restarts",
                     adapter.lora_path,
                 )
                 known = self._adapters[adapter.lora_path] = (forms, Reason.IN_DOUBT)
@@ -108,14 +125,12 @@ class Identity:
 
     def _find(self) -> None:
         try:
-            weights = _weights_digest(self._vllm_config)
+            self._weights = _weights_digest(self._vllm_config)
         except (Unsupported, OSError) as error:
             logger.warning("the model's weights cannot be identified (%s): running uncached", error)
-            self._found = Reason.IN_DOUBT
-            return
-        self._found = self._space(weights)
+            self._weights = Reason.IN_DOUBT
 
-    def _space(self, weights: bytes) -> EngineSpace:
+    def _describe(self, weights: bytes) -> EngineSpace:
         from vllm.v1.core import kv_cache_utils
 
         model, cache = self._vllm_config.model_config, self._vllm_config.cache_config

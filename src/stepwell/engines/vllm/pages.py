@@ -34,10 +34,8 @@ def distinct_layers(kv_caches: Mapping[str, Any]) -> dict[str, torch.Tensor]:
 def block_first(tensor: torch.Tensor, num_blocks: int) -> torch.Tensor:
     """A view with the blocks in dimension 0. Raises UnsupportedPages when they cannot be told."""
     candidates = [dim for dim in range(min(2, tensor.dim())) if tensor.shape[dim] == num_blocks]
-    if tensor.dim() >= 2 and len(candidates) == 2:
-        # [2, blocks, …] with two blocks: the outermost stride belongs to K and V.
-        candidates = candidates[:1]
-    if not candidates:
+    # With two blocks, [2, blocks, …] looks like [blocks, 2, …].
+    if not candidates or (len(candidates) == 2 and num_blocks == 2):
         raise UnsupportedPages(f"no dimension of {tuple(tensor.shape)} counts {num_blocks} blocks")
     return tensor.movedim(candidates[0], 0)
 
@@ -54,12 +52,18 @@ def host_pages(layers: Sequence[torch.Tensor], num_blocks: int) -> list[Bytes]:
     return pages
 
 
-def layout_digest(layers: Mapping[str, torch.Tensor], rank: int) -> bytes:
-    """32 bytes for all that lets another worker of this rank read these pages."""
-    tensors: list[Field] = [
-        (name, tuple(tensor.shape[1:]), tuple(tensor.stride()[1:]), str(tensor.dtype), tensor.device.type)
-        for name, tensor in layers.items()
-    ]
+def layout_digest(layers: Mapping[str, torch.Tensor], num_blocks: int, rank: int) -> bytes:
+    """32 bytes for all that lets another worker of this rank read these pages.
+
+    How many blocks there are is no part of it: that follows from the memory that was free at the start.
+    Raises UnsupportedPages as `block_first` does.
+    """
+    tensors: list[Field] = []
+    for name, tensor in layers.items():
+        page = block_first(tensor, num_blocks)[0]
+        # The strides themselves depend on the number of blocks where K and V come first.
+        order = sorted(range(page.dim()), key=page.stride, reverse=True)
+        tensors.append((name, tuple(page.shape), order, str(tensor.dtype), tensor.device.type))
     return fingerprint(("worker", rank, tensors, _packing(layers)))
 
 
@@ -69,5 +73,3 @@ def _packing(layers: Mapping[str, torch.Tensor]) -> Field:
         return None
     amx = getattr(torch.cpu, "_is_amx_tile_supported", lambda: None)()
     return (platform.machine(), torch.backends.cpu.get_cpu_capability(), amx)
-
-
