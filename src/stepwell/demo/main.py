@@ -34,7 +34,7 @@ from stepwell.demo.workload import Message, Phase, Request, Sizes
 SEED = 2
 # A document has about 3,000 tokens. The documents, like the chats, exceed the engine's own cache.
 FULL = Sizes(documents=3, rounds=3, document_entries=84, chats=4, turns=3, notes_entries=34, turn_entries=3)
-QUICK = Sizes(documents=3, rounds=2, document_entries=40, chats=3, turns=2, notes_entries=30, turn_entries=3)
+QUICK = Sizes(documents=3, rounds=2, document_entries=50, chats=3, turns=2, notes_entries=30, turn_entries=3)
 # The first request after a start pays for lazily made things; it is sent, not counted, and fills no block.
 WARM_UP = Request(Phase.DOCUMENTS, "warm-up", (Message("user", "Say hello."),))
 INTERRUPTED = 130
