@@ -14,6 +14,7 @@ from pathlib import Path
 from stepwell.config import Config
 from stepwell.server.host import CacheHost
 from stepwell.server.http import start_http
+from stepwell.server.launch import LaunchError, prepare_socket_folder
 
 logger = logging.getLogger(__name__)
 
@@ -39,7 +40,10 @@ def run(config: Config) -> int:
 @contextmanager
 def _socket_owner(path: Path) -> Iterator[None]:
     """Hold the right to serve on `path`. The lock goes with the process, so a killed server holds none."""
-    _prepare_folder(path.parent)
+    try:
+        prepare_socket_folder(path)
+    except LaunchError as error:
+        raise CannotServe(str(error)) from error
     lock_path = path.with_name(path.name + ".lock")
     try:
         lock = os.open(lock_path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
@@ -55,22 +59,6 @@ def _socket_owner(path: Path) -> Iterator[None]:
         yield
     finally:
         os.close(lock)
-
-
-def _prepare_folder(folder: Path) -> None:
-    try:
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        found = folder.stat()
-    except OSError as error:
-        raise CannotServe(
-            f"cannot use the folder {folder}: {error.strerror}; choose another --socket"
-        ) from error
-    # In a folder where others may write, another user could put a socket of theirs in our place.
-    others_may_write = found.st_mode & (stat.S_IWGRP | stat.S_IWOTH) and not found.st_mode & stat.S_ISVTX
-    if found.st_uid not in (os.getuid(), 0) or others_may_write:
-        raise CannotServe(
-            f"the folder {folder} is not safe: other users may replace files in it; choose another --socket"
-        )
 
 
 def _remove_stale(path: Path) -> None:
@@ -109,7 +97,7 @@ async def _serve(config: Config) -> None:
         except OSError as error:
             server.close()
             config.socket.unlink(missing_ok=True)
-            raise CannotServe(f"cannot serve HTTP on {config.http}: {error}") from error
+            raise CannotServe(error.strerror or str(error)) from error
     print(
         f"stepwell serves {config.memory_bytes / 2**30:.2f} GiB of memory on {config.socket}"
         + (f", metrics on http://{config.http.host}:{http.port}/metrics" if http and config.http else ""),
