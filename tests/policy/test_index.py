@@ -1,5 +1,6 @@
 """What the index answers by itself; evict/test_evict_naive.py drives it with every policy."""
 
+import itertools
 from collections.abc import Sequence
 
 import pytest
@@ -39,14 +40,25 @@ def chain(chunks: int) -> Index:
 def test_held_run_bisects(held: int) -> None:
     run = LazyRun(8_192)
     assert chain(held).held_run(run) == held
-    assert run.built <= 14
+    assert run.built <= 15  # log2, one more, and a look past the end
 
 
 def test_held_run_costs_the_same_however_much_is_held() -> None:
     for held in (1_000, 100_000):
         run = LazyRun(8_192)
         assert chain(held).held_run(run) == min(held, 8_192)
-        assert run.built <= 14
+        assert run.built <= 15  # log2, one more, and a look past the end
+
+
+def test_chunks_stored_without_their_parents_are_found_and_used_as_one_run() -> None:
+    run = [b"a", b"b", b"c", b"d"]
+    index = Index(make_evictor("lru"))
+    for chunk, parent in ((b"a", None), (b"b", b"a"), (b"c", None), (b"d", b"c"), (b"other", None)):
+        index.insert(chunk, parent, 0)
+    assert index.held_run(run) == 4
+    assert index.held_run(run[2:], depth=2) == 2
+    index.use(run)
+    assert [entry.chunk for _ in range(5) if (entry := index.evict())] == [b"other", b"d", b"c", b"b", b"a"]
 
 
 def test_held_run_of_nothing() -> None:
@@ -73,6 +85,17 @@ def test_remove_of_what_is_not_held_removes_nothing() -> None:
     index = chain(2)
     assert index.remove(b"never stored") == []
     assert len(index) == 2
+
+
+@pytest.mark.parametrize("order", list(itertools.permutations([b"ab", b"ac", b"ad", b"ae"], 3)))
+def test_children_may_go_in_any_order(order: tuple[bytes, ...]) -> None:
+    index = Index(make_evictor("lru"))
+    parent = index.insert(b"a", None, 0)
+    children = {chunk: index.insert(chunk, b"a", 0) for chunk in (b"ab", b"ac", b"ad", b"ae")}
+    for chunk in order:
+        assert index.remove(chunk) == [children.pop(chunk)]
+        assert parent.children == len(children)
+    assert index.remove(b"a") == [*children.values(), parent]
 
 
 def test_nothing_is_evicted_while_the_last_chunk_is_pinned() -> None:

@@ -28,7 +28,9 @@ class Entry:
     def __init__(self, chunk: ChunkId, parent: "Entry | None", place: int) -> None:
         self.chunk = chunk
         self.parent = parent  # the chunk before it in its prompt; None for a first one
-        self.depth: int = 0 if parent is None else parent.depth + 1  # chunks before it, as far as we were told
+        self.depth: int = (
+            0 if parent is None else parent.depth + 1
+        )  # chunks before it, as far as we know
         self.children = 0  # held chunks whose parent this is
         self.pins = 0  # while there are any, it is never evicted
         self.held = True  # the index still finds it
@@ -141,10 +143,18 @@ class Index:
             self._enable_if_free(entry)
 
     def use(self, run: Sequence[ChunkId]) -> None:
-        """A request used this leading run. Raises ValueError when its last chunk is not held."""
-        if run and run[len(run) - 1] not in self._entries:
-            raise ValueError(f"chunk {run[len(run) - 1].hex()} is not held and cannot be used")
-        self._evictor.use(run)
+        """A request used this run of held chunks. Raises ValueError when it meets one that is not held."""
+        end = len(run)
+        while end > 0:
+            entry = self._entries.get(run[end - 1])
+            if entry is None:
+                raise ValueError(f"chunk {run[end - 1].hex()} is not held and cannot be used")
+            # All of the run, unless a chunk in it was stored without its parent: then the last part of it
+            # first, since the policy follows parents.
+            start = max(0, end - entry.depth - 1)
+            whole = start == 0 and end == len(run)
+            self._evictor.use(run if whole else [run[at] for at in range(start, end)])
+            end = start
 
     def evict(self) -> Entry | None:
         """Remove the chunk that the policy picks and return it; None when a pin keeps every one."""

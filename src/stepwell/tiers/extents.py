@@ -9,8 +9,7 @@ class Extents:
     A freed range joins the holes on both its sides at once (boundary tags, Knuth, The Art of Computer
     Programming, vol. 1, 2.5), so that nothing is left to compact and one size never locks out another.
 
-    O(1) where a hole of the size exists, else a search of the distinct hole sizes: at most sqrt(2n) of
-    them in an arena of n alignments.
+    A call bisects the distinct sizes of holes, at most sqrt(2n) in an arena of n alignments.
     """
 
     def __init__(self, size_bytes: int, align_bytes: int = 4096) -> None:
@@ -46,13 +45,10 @@ class Extents:
         Raises ValueError for fewer than 1 byte.
         """
         wanted = self._rounded(nbytes)
-        if wanted in self._holes_of:
-            hole = wanted
-        else:
-            at = bisect_left(self._sizes, wanted)
-            if at == len(self._sizes):
-                return None
-            hole = self._sizes[at]
+        at = bisect_left(self._sizes, wanted)
+        if at == len(self._sizes):
+            return None
+        hole = self._sizes[at]
         offset = next(reversed(self._holes_of[hole]))
         self._close_hole(offset, hole)
         if hole > wanted:

@@ -15,9 +15,10 @@ class NaiveLru:
     def __init__(self) -> None:
         self.order: list[bytes] = []  # least recently used first
 
-    def insert(self, chunk: bytes) -> None:
-        self.order.append(chunk)
-        self.use(run_to(chunk))
+    def insert(self, run: Sequence[bytes]) -> None:
+        """The tier now holds the last chunk of the run, and held those before it."""
+        self.order.append(run[-1])
+        self.use(run)
 
     def use(self, run: Sequence[bytes]) -> None:
         for chunk in reversed(run):
@@ -43,7 +44,8 @@ class NaiveS3Fifo:
         self.ghosts: list[bytes] = []
         self.uses: dict[bytes, int] = {}
 
-    def insert(self, chunk: bytes) -> None:
+    def insert(self, run: Sequence[bytes]) -> None:
+        chunk = run[-1]
         if chunk in self.ghosts:
             self.ghosts.remove(chunk)
             self.main.append(chunk)

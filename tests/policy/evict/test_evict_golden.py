@@ -62,7 +62,7 @@ def test_synthetic_golden_counts_are_the_naive_ones(policy: str, capacity: int) 
                     break
                 naive.remove(victim)
                 held.remove(victim)
-            naive.insert(chunk)
+            naive.insert(run_to(chunk))
             held.add(chunk)
             last = chunk
     assert missed == GOLDEN[policy, capacity]

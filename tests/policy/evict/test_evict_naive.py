@@ -1,6 +1,7 @@
 """Index and each policy, step by step beside the naive ones: the same victims, the same counts."""
 
 from collections.abc import Sequence
+from itertools import takewhile
 
 import pytest
 from hypothesis import settings
@@ -13,6 +14,7 @@ from stepwell.policy.index import Entry, Index
 
 WHICH = st.integers(0, 10**6)  # picks one of however many there are
 SYMBOLS = st.sampled_from([b"a", b"b", b"c"])
+PATHS = st.text("abc", min_size=1, max_size=5).map(str.encode)
 
 
 class Side(RuleBasedStateMachine):
@@ -25,15 +27,25 @@ class Side(RuleBasedStateMachine):
         self.index = Index(make_evictor(self.policy))
         self.naive = NAIVE[self.policy]()
         self.held: dict[bytes, Entry] = {}
+        self.parent: dict[bytes, bytes | None] = {}  # of each held chunk, as told
         self.pins: list[Entry] = []  # one for each pin, removed chunks' too
 
     def pick_held(self, which: int) -> bytes:
         return sorted(self.held)[which % len(self.held)]
 
     def may_evict(self, chunk: bytes) -> bool:
-        return not any(other[:-1] == chunk for other in self.held) and not any(
+        return not any(self.parent[other] == chunk for other in self.held) and not any(
             entry.chunk == chunk and entry.held for entry in self.pins
         )
+
+    def chain(self, chunk: bytes) -> list[bytes]:
+        parent = self.parent[chunk]
+        return [*(self.chain(parent) if parent else []), chunk]
+
+    def forget(self, entry: Entry) -> None:
+        assert entry is self.held.pop(entry.chunk)
+        del self.parent[entry.chunk]
+        self.naive.remove(entry.chunk)
 
     @rule(which=WHICH, symbol=SYMBOLS, place=st.integers(0, 99))
     def insert(self, which: int, symbol: bytes, place: int) -> None:
@@ -47,18 +59,27 @@ class Side(RuleBasedStateMachine):
         entry = self.index.insert(chunk, parent, place)
         assert (entry.chunk, entry.place, entry.held, entry.pins) == (chunk, place, True, 0)
         self.held[chunk] = entry
-        self.naive.insert(chunk)
+        self.parent[chunk] = parent
+        self.naive.insert(self.chain(chunk))
 
-    @rule(parent=st.text("abc", min_size=1, max_size=4).map(str.encode))
+    @rule(chunk=PATHS)
+    def insert_as_a_first_chunk(self, chunk: bytes) -> None:
+        """Told no parent: a server takes the later part of a prompt alone too."""
+        if chunk not in self.held:
+            self.held[chunk] = self.index.insert(chunk, None, 0)
+            self.parent[chunk] = None
+            self.naive.insert([chunk])
+
+    @rule(parent=PATHS)
     def insert_without_parent(self, parent: bytes) -> None:
         if parent not in self.held:
             with pytest.raises(ValueError, match="is not held"):
-                self.index.insert(parent + b"a", parent, 0)
+                self.index.insert(parent + b"z", parent, 0)
 
     @precondition(lambda self: self.held)
     @rule(which=WHICH)
     def use(self, which: int) -> None:
-        run = run_to(self.pick_held(which))
+        run = list(takewhile(self.held.__contains__, run_to(self.pick_held(which))))
         self.index.use(run)
         self.naive.use(run)
 
@@ -89,37 +110,36 @@ class Side(RuleBasedStateMachine):
             entry = self.index.evict()
             assert (entry and entry.chunk) == expected
             if entry is not None:
-                assert entry is self.held.pop(entry.chunk)
-                self.naive.remove(entry.chunk)
+                self.forget(entry)
 
     @precondition(lambda self: self.held)
     @rule(which=WHICH)
     def remove(self, which: int) -> None:
         chunk = self.pick_held(which)
+        expected = [other for other in self.held if chunk in self.chain(other)]
         removed = self.index.remove(chunk)
-        assert sorted(e.chunk for e in removed) == sorted(c for c in self.held if c.startswith(chunk))
-        lengths = [len(entry.chunk) for entry in removed]
-        assert lengths == sorted(lengths, reverse=True)
+        assert sorted(entry.chunk for entry in removed) == sorted(expected)
+        depths = [len(self.chain(entry.chunk)) for entry in removed]
+        assert depths == sorted(depths, reverse=True)
         for entry in removed:
-            assert entry is self.held.pop(entry.chunk)
-            # LRU alone cares for the order of these: a child leaves its last use to its parent.
-            self.naive.remove(entry.chunk)
+            self.forget(entry)
 
-    @rule(chunk=st.text("abc", min_size=1, max_size=6))
-    def look_up(self, chunk: str) -> None:
-        run = run_to(chunk.encode())
-        assert self.index.held_run(run) == sum(c in self.held for c in run)
+    @rule(chunk=PATHS)
+    def look_up(self, chunk: bytes) -> None:
+        run = run_to(chunk)
+        assert self.index.held_run(run) == len(list(takewhile(self.held.__contains__, run)))
 
     @invariant()
     def agree(self) -> None:
         assert len(self.index) == len(self.held)
         in_order = list(self.index)
         assert sorted(in_order) == sorted(self.held)
-        assert all(chunk[:-1] in in_order[:at] for at, chunk in enumerate(in_order) if len(chunk) > 1)
+        assert all(self.parent[chunk] in [None, *in_order[:at]] for at, chunk in enumerate(in_order))
         for chunk, entry in self.held.items():
             assert self.index.get(chunk) is entry and chunk in self.index and entry.held
-            assert entry.children == sum(other[:-1] == chunk for other in self.held if len(other) > 1)
-            assert entry.parent is (self.held[chunk[:-1]] if len(chunk) > 1 else None)
+            assert entry.children == list(self.parent.values()).count(chunk)
+            parent = self.parent[chunk]
+            assert entry.parent is (None if parent is None else self.held[parent])
             assert entry.pins == self.pins.count(entry)
         assert self.index.pinned_chunks == len(set(self.pins))
         assert not any(entry.held for entry in self.pins if self.held.get(entry.chunk) is not entry)
@@ -167,6 +187,15 @@ def test_lru_by_hand() -> None:
     assert evicted_order("lru", []) == [b"ab", b"a", b"b", b"c"]
     assert evicted_order("lru", [b"a"]) == [b"ab", b"b", b"c", b"a"]
     assert evicted_order("lru", [b"ab", b"b"]) == [b"c", b"ab", b"a", b"b"]
+
+
+def test_lru_a_removed_chunk_leaves_its_last_use_to_its_parent() -> None:
+    index = Index(make_evictor("lru"))
+    for chunk in (b"a", b"ab", b"b"):
+        index.insert(chunk, chunk[:-1] or None, 0)
+    index.use([b"a", b"ab"])
+    index.remove(b"ab")
+    assert [entry.chunk for _ in range(2) if (entry := index.evict())] == [b"b", b"a"]
 
 
 def test_fifo_by_hand() -> None:
