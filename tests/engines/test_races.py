@@ -51,6 +51,8 @@ def test_preempted_while_its_stores_are_under_way_and_back_before_they_end(cache
             copies_at_preemption.append(queued)
     engine.run()
     assert copies_at_preemption
+    stats = cache.stats().requests
+    assert (stats.requests, stats.prompt_tokens, stats.computed_tokens) == (2, 96, 96)
     assert [request.new_tokens for request in asked] == expected
     whole = sum((request.num_tokens - 1) // B for request in asked)
     assert cache.memory.stored_chunks == cache.memory.chunks == whole

@@ -1,7 +1,7 @@
 """The scheduler's half, by what the server holds for it after each step."""
 
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -135,27 +135,33 @@ def test_asked_at_every_step_counts_once(cache: Cache) -> None:
     assert stats.requests.requests - before.requests.requests == 2
 
 
-def test_a_step_without_news_asks_the_server_nothing(cache: Cache, monkeypatch: pytest.MonkeyPatch) -> None:
-    engine = cache.engine()
-    engine.add(prompt(B), 3 * B)
-    engine.step()
-    engine.step()
-    calls: list[wire.Message] = []
+def calls_of(engine: FakeEngine, monkeypatch: pytest.MonkeyPatch) -> list[type[wire.Message]]:
+    """What the engine asks its server from now on."""
+    calls: list[type[wire.Message]] = []
     client = engine.client
     assert client is not None
     call = client.call
 
     def counted(request: wire.Message, reply_type: Any) -> Any:
-        calls.append(request)
+        calls.append(type(request))
         return call(request, reply_type)
 
     monkeypatch.setattr(client, "call", counted)
+    return calls
+
+
+def test_a_step_without_news_asks_the_server_nothing(cache: Cache, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = cache.engine()
+    engine.add(prompt(B), 3 * B)
+    engine.step()
+    engine.step()
+    calls = calls_of(engine, monkeypatch)
     for _ in range(B - 3):
         engine.step()
     assert calls == []
     engine.run()
     # One for each chunk that the answer fills.
-    assert [type(request) for request in calls] == [wire.Reserve] * 2
+    assert calls == [wire.Reserve] * 2
 
 
 def test_reset_forgets_what_is_held(cache: Cache) -> None:
@@ -169,18 +175,28 @@ def test_reset_forgets_what_is_held(cache: Cache) -> None:
     assert counts(engine.ask(prompt(80))) == (0, 79, 1)
 
 
-def test_a_full_arena_keeps_what_fits(cache: Cache) -> None:
+@pytest.fixture
+def small() -> Iterator[Cache]:
+    """Room for three chunks."""
     small = Cache(3 * 4096)
-    try:
-        engine = small.engine(prefix_caching=False)
-        expected = FakeEngine(None).ask(prompt(100), 3).new_tokens
-        for _ in range(3):
-            assert engine.ask(prompt(100), 3).new_tokens == expected
-        assert small.memory.chunks == 3
-        assert small.stats().dropped[Reason.NO_ROOM] > 0
-        small.check_idle()
-    finally:
-        small.close()
+    yield small
+    small.close()
+
+
+def test_a_full_arena_keeps_what_fits(small: Cache, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = small.engine(prefix_caching=False)
+    expected = FakeEngine(None).ask(prompt(100), 3).new_tokens
+    assert engine.ask(prompt(100), 3).new_tokens == expected
+    assert small.memory.chunks == 3
+    assert small.stats().dropped[Reason.NO_ROOM] == 1  # of the four in the first step; then no more
+    calls = calls_of(engine, monkeypatch)
+    for _ in range(3):
+        asked = engine.ask(prompt(100), 3 * B)
+        assert counts(asked) == (0, 48, 52)
+        assert asked.new_tokens[:3] == expected
+    # Asked once, and not at each of the 48 steps that follow.
+    assert calls.count(wire.Reserve) == 3
+    small.check_idle()
 
 
 def test_evicted_between_two_steps_is_stored_again(cache: Cache) -> None:

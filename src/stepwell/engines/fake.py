@@ -60,6 +60,7 @@ class FakeRequest:
     prompt_computed_tokens: int = 0  # counted as they are computed, again after a preemption
     first_scheduled: bool = False
     preemptions: int = 0
+    told_blocks: int = 0  # how many of its blocks the connector has been told of
     block_hashes: list[bytes] = field(default_factory=list)
     chain: list[bytes] = field(default_factory=list)  # per token: what its attention state is made of
 
@@ -250,9 +251,14 @@ class FakeEngine:
         work = [_Work(request, tokens, list(request.blocks)) for request, tokens in scheduled]
         if self.scheduler is None:
             return FakeStep(work, StepJobs())
-        anew = {w.request.request_id: (True, w.blocks) for w in work}
+        anew = {w.request.request_id: self._news(w) for w in work}
         computed = {w.request.request_id: w.request.computed_tokens + w.tokens for w in work}
         return FakeStep(work, self.scheduler.step(anew, computed))
+
+    @staticmethod
+    def _news(work: _Work) -> tuple[bool, list[int]]:
+        told, work.request.told_blocks = work.request.told_blocks, len(work.blocks)
+        return told == 0, work.blocks[told:]
 
     def execute(self, step: FakeStep) -> None:
         """The worker's half, and what the scheduler makes of its output."""
@@ -316,6 +322,7 @@ class FakeEngine:
         if self.scheduler is not None:
             self.scheduler.allocated(request, request.blocks, external)
         request.computed_tokens = start
+        request.told_blocks = 0
         if not request.first_scheduled:
             request.first_scheduled = True
             request.engine_hit_tokens, request.stepwell_hit_tokens = hit_tokens, external

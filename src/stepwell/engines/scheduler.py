@@ -139,7 +139,9 @@ class SchedulerSide:
         self._promised = []
         for request_id, (anew, blocks) in new_blocks.items():
             if (known := self._tracked.get(request_id)) is not None:
-                known.blocks = list(blocks) if anew else known.blocks + list(blocks)
+                if anew:
+                    known.blocks = []
+                known.blocks.extend(blocks)  # in place: most steps bring nothing, and prompts are long
         stores = self._store_jobs(computed_tokens)
         self._client.flush()
         return StepJobs(loads, stores)
