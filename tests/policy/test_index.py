@@ -61,6 +61,16 @@ def test_chunks_stored_without_their_parents_are_found_and_used_as_one_run() -> 
     assert [entry.chunk for _ in range(5) if (entry := index.evict())] == [b"other", b"d", b"c", b"b", b"a"]
 
 
+@pytest.mark.parametrize("missing", range(8))
+def test_held_run_ends_at_a_gap_before_chunks_stored_without_their_parents(missing: int) -> None:
+    run = [b"a", b"b", b"c", b"d", b"e", b"f", b"g", b"h"]
+    index = Index(make_evictor("lru"))
+    for at, chunk in enumerate(run):
+        if at != missing:
+            index.insert(chunk, None if at in (0, missing + 1) else run[at - 1], 0)
+    assert index.held_run(run) == missing
+
+
 def test_held_run_of_nothing() -> None:
     assert chain(3).held_run([]) == 0
 

@@ -219,6 +219,37 @@ def test_s3fifo_sends_a_ghost_to_the_main_queue() -> None:
     assert [entry.chunk for _ in range(5) if (entry := index.evict())] == [b"b", b"c", b"d", b"e", b"a"]
 
 
+def test_s3fifo_forgets_the_uses_of_a_chunk_that_moves_to_the_main_queue() -> None:
+    index = Index(make_evictor("s3fifo"))
+    index.insert(b"a", None, 0)
+    index.insert(b"b", None, 0)
+    index.use([b"a"])
+    index.use([b"a"])
+    evicted = index.evict()
+    assert evicted is not None and evicted.chunk == b"b"  # a was first in line, but moved on
+    index.insert(b"b", None, 0)  # a ghost: behind a in the main queue
+    assert [entry.chunk for _ in range(2) if (entry := index.evict())] == [b"a", b"b"]
+
+
+def test_s3fifo_spares_a_small_queue_below_its_share() -> None:
+    index = Index(make_evictor("s3fifo"))
+    chunks = [bytes([number]) for number in range(20)]
+    for chunk in chunks:
+        index.insert(chunk, None, 0)
+    for chunk in chunks[:-1]:
+        index.use([chunk])
+        index.use([chunk])
+    for number in range(20, 30):  # removed ones do not count in the share
+        index.insert(bytes([number]), None, 0)
+        index.remove(bytes([number]))
+    # The last chunk, never used, is alone in the small queue: 1 of 20 is below a tenth, 1 of 10 is not.
+    assert [entry.chunk for _ in range(12) if (entry := index.evict())] == [
+        *chunks[:10],
+        chunks[19],
+        chunks[10],
+    ]
+
+
 def test_unknown_policy_names_the_known_ones() -> None:
     with pytest.raises(ValueError, match=r"'belady': use lru, s3fifo or fifo"):
         make_evictor("belady")
