@@ -1,5 +1,6 @@
 """Real vLLM on the CPU with the small real model, started as a user starts it, driven over HTTP."""
 
+import contextlib
 import json
 import os
 import signal
@@ -53,13 +54,14 @@ class Process:
         self.child.send_signal(number)
 
     def stop(self, number: int = signal.SIGTERM) -> None:
+        # vLLM's leader ends its children itself; told all at once, they wait for one another.
         if self.child.poll() is None:
-            os.killpg(self.child.pid, number)
-            try:
+            self.child.send_signal(number)
+            with contextlib.suppress(subprocess.TimeoutExpired):
                 self.child.wait(30)
-            except subprocess.TimeoutExpired:
-                os.killpg(self.child.pid, signal.SIGKILL)
-                self.child.wait(10)
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.child.pid, signal.SIGKILL)
+        self.child.wait(10)
 
     def text(self) -> str:
         return self.log.read_text(errors="replace")
@@ -79,7 +81,7 @@ class CacheServer(Process):
         super().__init__(
             [*command, "--socket", str(self.socket), "--http", "off"], {}, self.folder / "serve.log"
         )
-        wait_for(self.listens, 30, lambda: self.text())
+        wait_for(self.listens, 30, self.text)
 
     def listens(self) -> bool:
         with socket.socket(socket.AF_UNIX) as probe:

@@ -13,7 +13,7 @@ from stepwell.cli.measure import PROMPT_BYTES, CopyTimes, LookupTime, measure_co
 
 _MIB = 1 << 20
 CHUNK_BYTES = (2 * _MIB, 32 * _MIB)
-HELD_CHUNKS = (1_000, 100_000)
+HELD_CHUNKS = (1_000, 100_000, 1_000_000)
 COPY_RATIO_LEAST = 0.85
 LOOKUP_MS_MOST = ((128, 0.25), (8_192, 4.0))  # by keys: prompts of 2,048 and 131,072 tokens
 

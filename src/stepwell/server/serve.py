@@ -2,6 +2,7 @@
 
 import asyncio
 import fcntl
+import gc
 import logging
 import os
 import signal
@@ -23,11 +24,17 @@ class CannotServe(RuntimeError):
     """The server cannot start; the message says why and what to do."""
 
 
+# Never look through the oldest objects for cycles: the index has none, and at 10^6 chunks one such look
+# took 0.2 to 0.4 s, longer than clients wait. Younger generations are still collected.
+_GC_THRESHOLDS = (10_000, 20, 1_000_000_000)
+
+
 def run(config: Config) -> int:
     """Serve until SIGTERM or SIGINT. Returns the exit code; says on stderr why it could not start."""
     logging.basicConfig(
         level=config.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s"
     )
+    gc.set_threshold(*_GC_THRESHOLDS)
     try:
         with _socket_owner(config.socket):
             asyncio.run(_serve(config))
