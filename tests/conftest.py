@@ -14,6 +14,11 @@ settings.register_profile("stepwell", deadline=None)
 settings.load_profile("stepwell")
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    # A thread of ours that dies is a failure, whatever the test looked at.
+    config.addinivalue_line("filterwarnings", "error::pytest.PytestUnhandledThreadExceptionWarning")
+
+
 @pytest.fixture
 def folder() -> Iterator[Path]:
     """A folder with a short name: a socket's path has at most 107 bytes."""

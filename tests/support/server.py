@@ -44,6 +44,9 @@ class ServerProcess:
         assert self.process.poll() is None, f"the server ended at once: {self.log()}"
         return "stepwell serves" in self.log()
 
+    def runs(self) -> bool:
+        return self.process is not None and self.process.poll() is None
+
     def log(self) -> str:
         return self._log.read_text(errors="replace")
 
@@ -64,7 +67,7 @@ class ServerProcess:
 
     def stop(self) -> int | None:
         """SIGTERM: its exit code; None when it does not run."""
-        if self.process is None or self.process.poll() is not None:
+        if self.process is None or not self.runs():
             return None
         self.signal(signal.SIGCONT)
         self.signal(signal.SIGTERM)
