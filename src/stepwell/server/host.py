@@ -22,8 +22,8 @@ class CacheHost:
         OSError when the kernel refuses."""
         self.version = version("stepwell")
         self.server_id = uuid.uuid4().hex
-        memory = MemoryTier(memory_bytes - memory_bytes % _ALIGN_BYTES)
-        self.core = Core(memory, Index(make_evictor(eviction)))
+        index = Index(make_evictor(eviction))  # may raise: before there is an arena to give back
+        self.core = Core(MemoryTier(memory_bytes - memory_bytes % _ALIGN_BYTES), index)
         self._started_s = time.monotonic()
         self._sessions: dict[str, tuple[Session, set[Connection]]] = {}
 
