@@ -1,6 +1,6 @@
 """The connector between stand-ins of vLLM's scheduler and worker, on a real server, with real tensors."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -38,6 +38,7 @@ class Engine:
         self.scheduler = StepwellConnector(config, KVConnectorRole.SCHEDULER, kv)
         self.worker = StepwellConnector(config, KVConnectorRole.WORKER, kv)
         self.worker.register_kv_caches(self.layers)
+        self.forward: Callable[[], object] = lambda: None
         spaces = self.scheduler._scheduler._spaces  # type: ignore[union-attr]
         wait_until(lambda: spaces.find(None) != Reason.NO_WORKER)
 
@@ -63,6 +64,7 @@ class Engine:
         for name in self.layers:
             self.worker.wait_for_layer_load(name)
             self.worker.save_kv_layer(name, None, None)
+        self.forward()
         self.worker.start_load_kv(None, more="arguments")  # after the forward pass, in some versions
         self.worker.wait_for_save()
         assert self.worker.get_block_ids_with_load_errors() == set()
@@ -144,10 +146,36 @@ def test_a_prompt_in_parts_then_preempted_and_resumed(
     )
     engine.step({"r": 38}, cached={"r": (32, [8, 9, 4, 6, 10], True)})
     assert torch.equal(engine.pages([8, 9]), expected)
+    scheduler = engine.scheduler._scheduler
+    assert scheduler is not None
+    assert scheduler._tracked["r"].blocks == [8, 9, 4, 6, 10]
     other = Engine(server, model, "two")
     assert other.first(request("s", 70), [5, 4, 3, 2, 1], 70) == 64
     assert torch.equal(other.pages([5, 4, 3, 2]), engine.pages([8, 9, 4, 6]))
     other.close()
+
+
+def test_what_follows_a_hit_is_stored(server: ServerProcess, model: Path, engine: Engine) -> None:
+    engine.first(request("r", 40), [1, 2, 3], 40)
+    second, third = Engine(server, model, "two"), Engine(server, model, "three")
+    assert second.first(request("s", 70), [5, 4, 3, 2, 1], 70) == 32
+    assert third.first(request("t", 70), [6, 7, 8, 9, 10], 70) == 64
+    assert torch.equal(third.pages([8, 9]), second.pages([3, 2]))
+    second.close()
+    third.close()
+
+
+def test_nothing_is_loaded_over_what_was_computed(engine: Engine) -> None:
+    engine.first(request("r", 32), [1, 2], 32)
+
+    def last_token() -> None:
+        for layer in engine.layers.values():
+            layer[4][:, -1] = 7
+
+    engine.forward = last_token
+    assert engine.first(request("s", 32), [3, 4], 32) == 31
+    assert torch.equal(engine.pages([3]), engine.pages([1]))
+    assert (engine.pages([4])[:, :, :, -1] == 7).all()
 
 
 def test_its_own_hit_comes_first(server: ServerProcess, model: Path, engine: Engine) -> None:
