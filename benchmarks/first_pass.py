@@ -1,0 +1,215 @@
+"""Throughput on prompts that never repeat: what storing costs a workload that gains nothing from it.
+
+All engines run at the same time; one after the other, each in turn first, is asked the same short block of
+new prompts, and compared with vLLM alone in the same round, so that a machine that slows down slows both.
+"""
+
+import argparse
+import os
+import statistics
+import sys
+import tempfile
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import msgspec
+from arms import LMCACHE, PLAIN, STEPWELL, Arm, Setting, arms, idle_cores
+from client import Counted, CountError, EngineError, random_prompt
+from processes import stop_on_sigterm
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.table import Table
+
+from stepwell.demo.engine import BLOCK_TOKENS
+from stepwell.demo.process import ServerError
+
+PROMPT_TOKENS = 2_000
+OUTPUT_TOKENS = 16
+BLOCK_PROMPTS = {1: 3, 4: 8}  # by concurrency: some seconds of work each
+ENGINE_BLOCKS = 90  # room for four requests at once, not for two rounds' prompts
+CACHE_GIB = 2  # some 48 prompts: the cache is full, and evicts, for most of a run
+RATIO_LEAST = 0.97
+
+
+class Block(msgspec.Struct, frozen=True):
+    """One block of prompts."""
+
+    arm: str
+    concurrency: int
+    round: int
+    tokens_per_s: float  # prompts and answers
+    first_token_s: list[float]
+
+
+class Ratio(msgspec.Struct, frozen=True):
+    """An arm's throughput by that of vLLM alone, round by round."""
+
+    arm: str
+    concurrency: int
+    median: float
+    quartiles: tuple[float, float]
+    standard_error: float  # of the mean over rounds
+    rounds: int
+
+
+class Result(msgspec.Struct, frozen=True):
+    """Everything that one run says."""
+
+    machine: str
+    ratios: list[Ratio]
+    not_run: list[str]
+    blocks: list[Block]
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rounds", type=int, default=8, help="of each concurrency (default 8)")
+    parser.add_argument("--lmcache-dir", type=Path, help="a folder that install_lmcache.sh filled")
+    parser.add_argument("--json", type=Path, help="write every figure to this file")
+    parser.add_argument("--logs", type=Path, help="keep the servers' logs in this folder")
+    options = parser.parse_args()
+    stop_on_sigterm()
+    console = Console()
+    try:
+        with tempfile.TemporaryDirectory(prefix="stepwell-bench-") as temporary:
+            folder = options.logs or Path(temporary)
+            folder.mkdir(parents=True, exist_ok=True)
+            result = measure(options.rounds, options.lmcache_dir, folder, console)
+    except (ServerError, EngineError, CountError) as error:
+        console.print(f"benchmark: {error}", markup=False, style="red")
+        return 1
+    print_result(result, console)
+    if options.json is not None:
+        options.json.write_bytes(msgspec.json.format(msgspec.json.encode(result)))
+    return 0 if all(r.median >= RATIO_LEAST for r in result.ratios if r.arm == STEPWELL) else 1
+
+
+def measure(rounds: int, lmcache_dir: Path | None, folder: Path, console: Console) -> Result:
+    """Start the engines, ask, and check that nothing was found in a cache, and that all was stored."""
+    setting = Setting(ENGINE_BLOCKS, 2_304, CACHE_GIB, lmcache_dir)
+    blocks: list[Block] = []
+    with console.status("starting the engines") as status, arms(setting, folder) as started:
+        busy = {arm.name: idle_cores(arm) for arm in started}
+        for arm in started:
+            status.update(f"warming up: {arm.name}")
+            for concurrency in BLOCK_PROMPTS:
+                ask_block(arm, concurrency, -1)
+        for concurrency in BLOCK_PROMPTS:
+            for number in range(rounds):
+                for turn in range(len(started)):
+                    arm = started[(turn + number) % len(started)]
+                    status.update(f"{concurrency} at once, round {number + 1} of {rounds}: {arm.name}")
+                    blocks.append(ask_block(arm, concurrency, number))
+        for arm in started:
+            check_stored(arm, prompt_name(concurrency, number, 0))
+    load = ", ".join(f"{name} idle: {cores:.2f} cores" for name, cores in busy.items())
+    machine = f"{os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}; {load}"
+    not_run = [] if lmcache_dir else ["LMCache: not run: no --lmcache-dir (see install_lmcache.sh)"]
+    return Result(machine, ratios_of(blocks), not_run, blocks)
+
+
+def prompt_name(concurrency: int, number: int, prompt: int) -> str:
+    """The same for all engines."""
+    return f"concurrency {concurrency}, round {number}, prompt {prompt}"
+
+
+def ask_block(arm: Arm, concurrency: int, number: int) -> Block:
+    """One block, timed as a whole; raises CountError where a token was not computed."""
+    prompts = [
+        random_prompt(prompt_name(concurrency, number, prompt), PROMPT_TOKENS)
+        for prompt in range(BLOCK_PROMPTS[concurrency])
+    ]
+    before = arm.engine.counted()
+    with ThreadPoolExecutor(concurrency) as threads:
+        start_s = time.perf_counter()
+        answers = list(threads.map(lambda prompt: arm.engine.ask(prompt, OUTPUT_TOKENS), prompts))
+        wall_s = time.perf_counter() - start_s
+    counted = arm.engine.counted().since(before)
+    if counted != Counted(len(prompts) * PROMPT_TOKENS, 0, 0):
+        raise CountError(f"{arm.name}, round {number}: new prompts were found in a cache: {counted}")
+    tokens = len(prompts) * (PROMPT_TOKENS + OUTPUT_TOKENS)
+    return Block(arm.name, concurrency, number, tokens / wall_s, [a.first_token_s for a in answers])
+
+
+def check_stored(arm: Arm, name: str) -> None:
+    """Ask for a prompt once more when the engine's own cache has forgotten it.
+
+    Raises CountError where a cache does not have it: not storing would look fast.
+    """
+    for filler in range(-(-ENGINE_BLOCKS * BLOCK_TOKENS // PROMPT_TOKENS)):
+        arm.engine.ask(random_prompt(f"filler {filler}", PROMPT_TOKENS), 1)
+    before = arm.engine.counted()
+    arm.engine.ask(random_prompt(name, PROMPT_TOKENS), 1)
+    counted = arm.engine.counted().since(before)
+    whole = PROMPT_TOKENS // BLOCK_TOKENS * BLOCK_TOKENS
+    found = 0 if arm.name == PLAIN else whole
+    if counted != Counted(PROMPT_TOKENS - found, 0, found):
+        raise CountError(f"{arm.name}: expected {found} tokens in its cache, vLLM says {counted}")
+
+
+def ratios_of(blocks: list[Block]) -> list[Ratio]:
+    """Each arm against vLLM alone in the same round."""
+    plain = {(b.concurrency, b.round): b.tokens_per_s for b in blocks if b.arm == PLAIN}
+    ratios = []
+    for concurrency in BLOCK_PROMPTS:
+        for arm in (STEPWELL, LMCACHE):
+            pairs = [
+                b.tokens_per_s / plain[concurrency, b.round]
+                for b in blocks
+                if (b.arm, b.concurrency) == (arm, concurrency)
+            ]
+            if pairs:
+                low, median, high = statistics.quantiles(pairs, n=4)
+                error = statistics.stdev(pairs) / len(pairs) ** 0.5
+                ratios.append(Ratio(arm, concurrency, median, (low, high), error, len(pairs)))
+    return ratios
+
+
+def print_result(result: Result, console: Console) -> None:
+    """One row for each arm and concurrency."""
+    title = f"Throughput, new prompts of {PROMPT_TOKENS:,} tokens, {OUTPUT_TOKENS} output ({result.machine})"
+    table = Table(title=title, box=SIMPLE_HEAD)
+    table.add_column("")
+    for name in (
+        "at once",
+        "tokens/s",
+        "of vLLM alone",
+        "quartiles",
+        "standard error",
+        "rounds",
+        "target",
+        "",
+    ):
+        table.add_column(name, justify="right")
+    for concurrency in BLOCK_PROMPTS:
+        table.add_row(PLAIN, str(concurrency), f"{speed(result, PLAIN, concurrency):,.0f}")
+        for ratio in result.ratios:
+            if ratio.concurrency == concurrency:
+                verdict = ["", ""]
+                if ratio.arm == STEPWELL:
+                    verdict = [f"≥ {RATIO_LEAST}", "pass" if ratio.median >= RATIO_LEAST else "MISS"]
+                table.add_row(
+                    ratio.arm,
+                    str(concurrency),
+                    f"{speed(result, ratio.arm, concurrency):,.0f}",
+                    f"{ratio.median:.3f}",
+                    "{:.3f} to {:.3f}".format(*ratio.quartiles),
+                    f"{ratio.standard_error:.3f}",
+                    str(ratio.rounds),
+                    *verdict,
+                )
+    console.print(table)
+    for line in result.not_run:
+        console.print(line)
+
+
+def speed(result: Result, arm: str, concurrency: int) -> float:
+    """Median over rounds."""
+    return statistics.median(
+        b.tokens_per_s for b in result.blocks if (b.arm, b.concurrency) == (arm, concurrency)
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())
