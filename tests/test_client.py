@@ -391,15 +391,16 @@ def test_clients_that_come_and_go_leave_nothing(server: ServerProcess, make: Mak
 # -- the arena ---------------------------------------------------------------------------------------------
 
 
-def test_the_arena_of_a_killed_server_is_readable_until_the_one_after_the_next(server: ServerProcess) -> None:
-    mapped = []
-    worker = ArenaClient(dial_unix(server.socket), "engine")
-    worker.on_map = mapped.append
+def test_the_arena_of_a_killed_server_stays_readable_for_a_while(server: ServerProcess) -> None:
+    mapped, unmapped = [], []
+    worker = ArenaClient(dial_unix(server.socket), "engine", keep_ended_s=1.0)
+    worker.on_map, worker.on_unmap = mapped.append, unmapped.append
     assert worker.connect() is True
     first = RawClient(server.dial()).hello("other").server_id
     arena = worker.arena_of(first)
     assert arena is not None
     arena.view(4096, 5)[:] = b"first"
+    kept = arena.view(4096, 5)
     server.kill()
     assert bytes(arena.view(4096, 5)) == b"first"
     server.start()
@@ -407,16 +408,23 @@ def test_the_arena_of_a_killed_server_is_readable_until_the_one_after_the_next(s
     wait_until(lambda: worker.arena_of(second) is not None)
     assert worker.arena_of(first) is arena, "a step under way may still copy"
     assert bytes(arena.view(4096, 5)) == b"first"
-    kept = arena.view(4096, 5)
-    server.kill()
-    server.start()
-    third = RawClient(server.dial()).hello("other").server_id
-    wait_until(lambda: worker.arena_of(third) is not None)
-    assert worker.arena_of(first) is None
+    wait_until(lambda: worker.arena_of(first) is None)
     assert bytes(kept) == b"first", "who still looks at it is not cut off"
-    assert [each.size_bytes for each in mapped] == [1 << 20] * 3
+    assert [each.size_bytes for each in mapped] == [1 << 20] * 2
+    assert unmapped == [arena]
     worker.close()
-    assert worker.arena_of(third) is None
+    assert worker.arena_of(second) is None
+    assert len(unmapped) == 2
+
+
+def test_a_dead_servers_memory_is_given_back_while_no_other_server_comes(server: ServerProcess) -> None:
+    worker = ArenaClient(dial_unix(server.socket), "engine", keep_ended_s=0.2)
+    worker.connect()
+    first = RawClient(server.dial()).hello("other").server_id
+    assert worker.arena_of(first) is not None
+    server.kill()
+    wait_until(lambda: worker.arena_of(first) is None)
+    worker.close()
 
 
 def test_a_worker_without_a_server_maps_the_arena_when_one_comes(folder: Path) -> None:

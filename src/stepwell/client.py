@@ -11,9 +11,10 @@ import select
 import socket
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple, TypeVar
+from typing import TypeVar
 
 from stepwell import wire
 from stepwell.tiers.arena import ArenaMap
@@ -25,6 +26,11 @@ CALL_TIMEOUT_S = 0.25
 scheduler slices (some 10 ms); three such calls in a step stay below one second."""
 
 CONNECT_TIMEOUT_S = 2.0
+
+KEEP_ENDED_S = 10.0
+"""How long a dead server's arena stays mapped: longer than any step lasts between its schedule and its
+copies. Its memory is not free before, so a server with more than half of the memory is refused so long."""
+
 _RETRY_FIRST_S = 0.05
 _RETRY_MOST_S = 1.0
 
@@ -242,6 +248,7 @@ class Client:
             self._lost.clear()
             self._complained = False
         logger.info("connected to the cache server")
+        self.flush()  # what was owed: an engine may be idle for long
         return True
 
     def _stay_connected(self) -> None:
@@ -257,31 +264,42 @@ class Client:
                 return
 
 
-class Mapping(NamedTuple):
+@dataclass
+class _Mapping:
     """A server's arena as this process sees it."""
 
     server_id: str
     arena: ArenaMap
+    ended_s: float | None = None  # when the server was gone, by the monotonic clock
 
 
 class ArenaClient:
     """Keeps the arena of whatever server is there mapped, and this process known to it as a user of it.
 
     The connection stays open for as long as the mapping may be in use: a server that is alive gives no
-    slot of ours away before it ends. The mapping outlives the server, so a copy that was promised works.
+    slot of ours away before it ends. The mapping outlives the server, so a copy that was promised works;
+    but not for long, for its memory is what the server's successor needs.
     """
 
-    def __init__(self, dial: Dial, session: str, rank: int = 0, layout: bytes = b"") -> None:
+    def __init__(
+        self,
+        dial: Dial,
+        session: str,
+        rank: int = 0,
+        layout: bytes = b"",
+        keep_ended_s: float = KEEP_ENDED_S,
+    ) -> None:
         """Does not connect: see `connect`."""
+        self._keep_ended_s = keep_ended_s
         self._dial = dial
         self._hello = wire.Hello(wire.PROTOCOL, session, maps_arena=True, rank=rank, layout=layout)
-        self._current: Mapping | None = None
-        self._previous: Mapping | None = None
+        self._mappings: list[_Mapping] = []  # newest first
         self._channel: Channel | None = None
         self._closed = False
         self._wake_r, self._wake_w = os.pipe()
         self._thread: threading.Thread | None = None
         self.on_map: Callable[[ArenaMap], object] = lambda arena: None
+        self.on_unmap: Callable[[ArenaMap], object] = lambda arena: None
 
     def connect(self, timeout_s: float = CONNECT_TIMEOUT_S) -> bool:
         """Try now, for `timeout_s`, and go on trying in the background. Whether it worked at once."""
@@ -292,10 +310,7 @@ class ArenaClient:
 
     def arena_of(self, server_id: str) -> ArenaMap | None:
         """The arena of this server, or None when this process does not map it (any more)."""
-        for mapping in (self._current, self._previous):
-            if mapping is not None and mapping.server_id == server_id:
-                return mapping.arena
-        return None
+        return next((m.arena for m in self._mappings if m.server_id == server_id), None)
 
     def close(self) -> None:
         """Unmap and leave the session. Copies must have ended."""
@@ -305,10 +320,7 @@ class ArenaClient:
             self._thread.join(CONNECT_TIMEOUT_S + 1)
         if self._channel is not None:
             self._channel.close()
-        for mapping in (self._current, self._previous):
-            if mapping is not None:
-                mapping.arena.close()
-        self._current = self._previous = None
+        self._unmap(self._mappings)
         os.close(self._wake_r)
         os.close(self._wake_w)
 
@@ -330,19 +342,14 @@ class ArenaClient:
         arena.populate(write=False)
         self.on_map(arena)
         channel.sock.settimeout(None)
-        # One step may still copy with the arena that was current when it was scheduled; none older can.
-        if self._previous is not None:
-            self._previous.arena.close()
-        self._previous, self._current, self._channel = (
-            self._current,
-            Mapping(welcome.server_id, arena),
-            channel,
-        )
+        self._channel = channel
+        self._mappings = [_Mapping(welcome.server_id, arena), *self._mappings]
         return True
 
     def _stay_connected(self) -> None:
         pause_s = _RETRY_FIRST_S
         while not self._closed:
+            self._unmap_ended()
             if self._channel is None:
                 if self._try_connect():
                     pause_s = _RETRY_FIRST_S
@@ -351,9 +358,22 @@ class ArenaClient:
                 pause_s = min(2 * pause_s, _RETRY_MOST_S)
                 continue
             server = self._channel.sock.fileno()
-            if server in _readable(server, self._wake_r):  # nothing is ever sent here: it is the end
+            timeout_s = _RETRY_MOST_S if len(self._mappings) > 1 else None
+            if server in _readable(server, self._wake_r, timeout_s=timeout_s):
+                # Nothing is ever sent here: it is the end.
                 self._channel.close()
                 self._channel = None
+                self._mappings[0].ended_s = time.monotonic()
+
+    def _unmap_ended(self) -> None:
+        long_ago_s = time.monotonic() - self._keep_ended_s
+        self._unmap([m for m in self._mappings if m.ended_s is not None and m.ended_s < long_ago_s])
+
+    def _unmap(self, ended: Sequence[_Mapping]) -> None:
+        self._mappings = [m for m in self._mappings if m not in ended]
+        for mapping in ended:
+            self.on_unmap(mapping.arena)
+            mapping.arena.close()
 
 
 def _readable(*fds: int, timeout_s: float | None = None) -> list[int]:

@@ -148,7 +148,6 @@ def test_stopped_between_promise_and_load(server: ServerProcess, driver: Driver)
     assert idle(server)
 
 
-@pytest.mark.xfail(strict=True, reason="Client owes the release until its engine steps again")
 def test_nothing_stays_leased_when_the_engine_is_idle_after_the_stop(
     server: ServerProcess, driver: Driver
 ) -> None:

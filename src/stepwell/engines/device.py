@@ -34,6 +34,13 @@ def register(arena: ArenaMap) -> bool:
     return True
 
 
+def unregister(arena: ArenaMap) -> None:
+    """Undo `register`, before the arena is unmapped; copies must have ended."""
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+        torch.cuda.cudart().cudaHostUnregister(arena.address)
+
+
 class DeviceCopier:
     """Pages of every layer as tensors [blocks, …], all on one device; pages need not be contiguous."""
 

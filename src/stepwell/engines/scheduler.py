@@ -167,11 +167,14 @@ class SchedulerSide:
             self._take_back(tracked)
 
     def reset(self) -> bool:
-        """Forget all that this engine's model has in the cache. Whether it is forgotten."""
+        """Forget all that this engine's model has in the cache. Whether it is forgotten.
+
+        Requests under way store nothing more: what they computed so far may be of replaced weights.
+        """
         spaces = self._spaces.opened
         replies = [self._client.call(wire.Clear(space), wire.Cleared) for space in spaces]
         for tracked in self._tracked.values():
-            tracked.settled_chunks = 0
+            tracked.stores = False
         return all(reply is not None for reply in replies)
 
     # -- loading ---------------------------------------------------------------------------------------

@@ -21,7 +21,7 @@ from vllm.logger import init_logger
 
 from stepwell.client import ArenaClient, Client, dial_unix
 from stepwell.config import default_socket
-from stepwell.engines.device import DeviceCopier, register
+from stepwell.engines.device import DeviceCopier, register, unregister
 from stepwell.engines.geometry import Geometry
 from stepwell.engines.jobs import Done, StepJobs
 from stepwell.engines.pages import HostCopier
@@ -109,8 +109,9 @@ class StepwellConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
             )
         socket = extra.get("socket") or os.environ.get("STEPWELL_SOCKET") or default_socket(os.environ)
         self._dial = dial_unix(Path(socket))
-        # The scheduler and the workers of one engine are one session of the server.
-        self._session = f"vllm-{transfer.engine_id}"
+        # The scheduler and the workers of one engine are one session of the server. An operator may give
+        # two engines one id; the instance's is vLLM's own and random.
+        self._session = f"vllm-{transfer.engine_id}-{getattr(vllm_config, 'instance_id', '')}"
         self._geometry: Geometry | None = None
         try:
             self._geometry = geometry_of(vllm_config, kv_cache_config, extra.get("chunk_blocks"))
@@ -204,7 +205,7 @@ class StepwellConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
             return
         arenas = ArenaClient(self._dial, self._session, rank, layout_digest(layers, self._num_blocks, rank))
         if isinstance(copier, DeviceCopier):
-            arenas.on_map = register
+            arenas.on_map, arenas.on_unmap = register, unregister
         arenas.connect()
         self._clients.append(arenas)
         self._worker = WorkerSide(arenas, copier, rank, self._geometry.stripe_bytes)

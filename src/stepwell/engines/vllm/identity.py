@@ -20,7 +20,8 @@ from stepwell.types import Reason
 
 logger = logging.getLogger(__name__)
 
-_WEIGHT_FILES = ("*.safetensors", "*.bin", "*.pt", "*.pth", "*.gguf", "*.npz")
+# And *.py: the model's own code, where it brings some.
+_WEIGHT_FILES = ("*.safetensors", "*.bin", "*.pt", "*.pth", "*.gguf", "*.npz", "*.py")
 # Says where the files are or who wrote them, not what the model computes.
 _CONFIG_NOISE = ("_name_or_path", "transformers_version", "_commit_hash")
 
@@ -47,6 +48,9 @@ def geometry_of(vllm_config: Any, kv_cache_config: Any, chunk_blocks: int | None
         raise Unsupported(
             "the scales of the quantised cache depend on the first prompt (calculate_kv_scales)"
         )
+    draft = getattr(getattr(vllm_config, "speculative_config", None), "draft_model_config", None)
+    if draft is not None and draft.model != vllm_config.model_config.model:
+        raise Unsupported("speculative decoding keeps the cache of a second model beside")
     hash_tokens = getattr(kv_cache_config, "hash_block_size", None) or spec.block_size
     if hash_tokens != spec.block_size:
         raise Unsupported(f"blocks of {spec.block_size} tokens are hashed by {hash_tokens}")
