@@ -28,9 +28,7 @@ class Entry:
     def __init__(self, chunk: ChunkId, parent: "Entry | None", place: int) -> None:
         self.chunk = chunk
         self.parent = parent  # the chunk before it in its prompt; None for a first one
-        self.depth: int = (
-            0 if parent is None else parent.depth + 1
-        )  # chunks before it, as far as we know
+        self.depth: int = 0 if parent is None else parent.depth + 1  # chunks before it, as far as we know
         self.children = 0  # held chunks whose parent this is
         self.pins = 0  # while there are any, it is never evicted
         self.held = True  # the index still finds it
