@@ -13,7 +13,7 @@ import msgspec
 
 from stepwell.types import SPACE_ID_BYTES, SpaceId, SpaceSpec
 
-Field: TypeAlias = "None | bool | int | float | str | bytes | Sequence[Field] | Mapping[str, Field]"
+Field: TypeAlias = "bool | int | float | str | bytes | Sequence[Field] | Mapping[str, Field] | None"
 
 
 def encode(value: Field) -> bytes:
