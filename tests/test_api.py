@@ -1,6 +1,7 @@
 """The public interface, embedded and through a server process: one suite, the same answers."""
 
 import json
+import pickle
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -155,12 +156,13 @@ def test_loaded_views_are_read_only(space: Space) -> None:
         assert not numpy.frombuffer(lease.views[0], dtype="uint8").flags.writeable
 
 
-def test_an_array_of_a_view_may_outlive_the_block(space: Space) -> None:
+def test_what_holds_a_view_may_outlive_the_block(space: Space) -> None:
     keys = space.keys(range(16))
-    fill(space, keys)
-    with space.load(keys) as lease:
-        array = numpy.frombuffer(lease.views[0], dtype="uint8")
-    assert array.nbytes == CHUNK_BYTES
+    with space.reserve(keys) as new:
+        new[keys[0]][:] = content(keys[0], CHUNK_BYTES)
+        holder = pickle.PickleBuffer(new[keys[0]])  # the view cannot be released
+    assert bytes(holder.raw()) == content(keys[0], CHUNK_BYTES)
+    assert loaded(space, keys) == right(space, keys)
 
 
 def test_a_lease_keeps_its_chunks_while_others_fill_the_arena(cache: Cache, space: Space) -> None:

@@ -393,7 +393,7 @@ def test_clients_that_come_and_go_leave_nothing(server: ServerProcess, make: Mak
 
 def test_the_arena_of_a_killed_server_stays_readable_for_a_while(server: ServerProcess) -> None:
     mapped, unmapped = [], []
-    worker = ArenaClient(dial_unix(server.socket), "engine", keep_ended_s=1.0)
+    worker = ArenaClient(dial_unix(server.socket), "engine", keep_ended_s=4.0)
     worker.on_map, worker.on_unmap = mapped.append, unmapped.append
     assert worker.connect() is True
     first = RawClient(server.dial()).hello("other").server_id

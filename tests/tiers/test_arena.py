@@ -126,7 +126,9 @@ def test_a_group_of_version_1_limits(machine: Machine) -> None:
 def test_both_versions_at_once(machine: Machine) -> None:
     machine.we_are_in("4:cpu,memory:/a", "0::/b")
     machine.group("memory/a", memory_limit_in_bytes=400 * MIB, memory_usage_in_bytes=0)
-    machine.group("b", memory_max=300 * MIB, memory_current=0)
+    machine.group("b", memory_max=500 * MIB, memory_current=0)
+    assert machine.room_mib() == 400
+    machine.group("b", memory_max=300 * MIB)
     assert machine.room_mib() == 300
 
 
@@ -208,8 +210,9 @@ def test_a_view_outlives_close_and_the_mapping_goes_with_it() -> None:
 def test_two_mappings_are_one_memory() -> None:
     fd, arena = create_arena(MIB)
     other = ArenaMap(fd, MIB)
-    os.close(fd)
     arena.view(MIB - 5, 5)[:] = b"hello"
+    assert os.pread(fd, 5, MIB - 5) == b"hello"
+    os.close(fd)
     assert bytes(other.view(MIB - 5, 5)) == b"hello"
     assert arena.address != other.address
     assert arena.address % mmap.PAGESIZE == 0
