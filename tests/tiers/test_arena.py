@@ -312,3 +312,15 @@ def test_ten_thousand_chunks_through_a_server_leave_it_as_it_was(server: ServerP
         assert open_files(server.pid) == before[1]
         assert resident_kib(server.pid) - before[0] < 1024
         raw.close()
+
+
+def test_nobody_can_cut_the_arena_short() -> None:
+    fd, arena = create_arena(1 << 20)
+    try:
+        with pytest.raises(PermissionError):
+            os.ftruncate(fd, 4096)
+        with pytest.raises(PermissionError):
+            os.ftruncate(fd, 2 << 20)
+    finally:
+        arena.close()
+        os.close(fd)

@@ -5,6 +5,7 @@ so a copy under way when the server dies still reads what it was promised.
 """
 
 import ctypes
+import fcntl
 import mmap
 import os
 from pathlib import Path
@@ -89,9 +90,11 @@ def create_arena(size_bytes: int) -> tuple[int, ArenaMap]:
             f"memory={size_bytes / 2**30:.2f} GiB is more than the {room_bytes / 2**30:.2f} GiB that this "
             "machine or container has free: choose a smaller --memory (or STEPWELL_MEMORY)"
         )
-    fd = os.memfd_create("stepwell-arena", os.MFD_CLOEXEC)
+    fd = os.memfd_create("stepwell-arena", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     try:
         os.ftruncate(fd, size_bytes)
+        # Nobody who maps it can cut it short under the others: that would kill them by SIGBUS.
+        fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW)
         arena = ArenaMap(fd, size_bytes)
         arena.populate(write=True)
     except BaseException:
