@@ -30,8 +30,12 @@ soak: setup ## the long tests
 demo: setup ## the same requests to real vLLM with and without Stepwell: table and demo-report.html (under 10 minutes)
 	$(BIN)/stepwell demo --report demo-report.html
 
-bench: setup ## the speed table
-	$(BIN)/stepwell bench
+bench: setup ## the speed tables: copies and look-ups, then real vLLM's hits and first passes (15 minutes)
+	@status=0; \
+	$(BIN)/stepwell bench || status=1; \
+	$(BIN)/python benchmarks/engine.py || status=1; \
+	$(BIN)/python benchmarks/first_pass.py || status=1; \
+	exit $$status
 
 clean: ## remove .venv, caches and build leftovers
 	rm -rf .venv build dist src/*.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache demo-report.html

@@ -3,6 +3,7 @@
 from typing import Any
 
 from engine_kit import Cache, GatedCopier
+import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
@@ -130,3 +131,9 @@ TestMachine.settings = settings(
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow],
 )
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(1800)
+class TestMachineForLong(Machine.TestCase):
+    settings = settings(TestMachine.settings, max_examples=600, stateful_step_count=60)

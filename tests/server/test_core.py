@@ -745,3 +745,9 @@ AnyOrder.TestCase.settings = settings(max_examples=60, stateful_step_count=40)
 AnyOrderInASmallArena.TestCase.settings = settings(max_examples=60, stateful_step_count=40)
 TestAnyOrder = AnyOrder.TestCase
 TestAnyOrderInASmallArena = AnyOrderInASmallArena.TestCase
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(1800)
+class TestAnyOrderForLong(AnyOrder.TestCase):
+    settings = settings(max_examples=1500, stateful_step_count=80)
