@@ -5,6 +5,7 @@ new prompts, and compared with vLLM alone in the same round, so that a machine t
 """
 
 import argparse
+import itertools
 import os
 import statistics
 import sys
@@ -65,6 +66,7 @@ class Result(msgspec.Struct, frozen=True):
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=8, help="of each concurrency (default 8)")
+    parser.add_argument("--minutes", type=float, default=10, help="begin nothing new after (default 10)")
     parser.add_argument("--lmcache-dir", type=Path, help="a folder that install_lmcache.sh filled")
     parser.add_argument("--json", type=Path, help="write every figure to this file")
     parser.add_argument("--logs", type=Path, help="keep the servers' logs in this folder")
@@ -75,7 +77,7 @@ def main() -> int:
         with tempfile.TemporaryDirectory(prefix="stepwell-bench-") as temporary:
             folder = options.logs or Path(temporary)
             folder.mkdir(parents=True, exist_ok=True)
-            result = measure(options.rounds, options.lmcache_dir, folder, console)
+            result = measure(options.rounds, options.minutes, options.lmcache_dir, folder, console)
     except (ServerError, EngineError, CountError) as error:
         console.print(f"benchmark: {error}", markup=False, style="red")
         return 1
@@ -85,7 +87,7 @@ def main() -> int:
     return 0 if all(r.median >= RATIO_LEAST for r in result.ratios if r.arm == STEPWELL) else 1
 
 
-def measure(rounds: int, lmcache_dir: Path | None, folder: Path, console: Console) -> Result:
+def measure(rounds: int, minutes: float, lmcache_dir: Path | None, folder: Path, console: Console) -> Result:
     """Start the engines, ask, and check that nothing was found in a cache, and that all was stored."""
     setting = Setting(ENGINE_BLOCKS, 2_304, CACHE_GIB, lmcache_dir)
     blocks: list[Block] = []
@@ -95,14 +97,17 @@ def measure(rounds: int, lmcache_dir: Path | None, folder: Path, console: Consol
             status.update(f"warming up: {arm.name}")
             for concurrency in BLOCK_PROMPTS:
                 ask_block(arm, concurrency, -1)
-        for concurrency in BLOCK_PROMPTS:
-            for number in range(rounds):
-                for turn in range(len(started)):
-                    arm = started[(turn + number) % len(started)]
-                    status.update(f"{concurrency} at once, round {number + 1} of {rounds}: {arm.name}")
-                    blocks.append(ask_block(arm, concurrency, number))
+        end_s = time.monotonic() + 60 * minutes
+        for number, concurrency in itertools.product(range(rounds), BLOCK_PROMPTS):
+            if number > 1 and time.monotonic() > end_s:
+                break
+            last = prompt_name(concurrency, number, 0)
+            for turn in range(len(started)):
+                arm = started[(turn + number) % len(started)]
+                status.update(f"round {number + 1} of {rounds}, {concurrency} at once: {arm.name}")
+                blocks.append(ask_block(arm, concurrency, number))
         for arm in started:
-            check_stored(arm, prompt_name(concurrency, number, 0))
+            check_stored(arm, last)
     load = ", ".join(f"{name} idle: {cores:.2f} cores" for name, cores in busy.items())
     machine = f"{os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}; {load}"
     not_run = [] if lmcache_dir else ["LMCache: not run: no --lmcache-dir (see install_lmcache.sh)"]

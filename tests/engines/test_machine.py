@@ -2,8 +2,8 @@
 
 from typing import Any
 
-from engine_kit import Cache, GatedCopier
 import pytest
+from engine_kit import Cache, GatedCopier
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
