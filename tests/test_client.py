@@ -5,6 +5,7 @@ import logging
 import os
 import signal
 import socket
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -15,7 +16,7 @@ import pytest
 from stepwell import wire
 from stepwell.client import CALL_TIMEOUT_S, ArenaClient, AsyncClient, Client, dial_unix
 from stepwell.layout import fingerprint, space_id
-from stepwell.types import CacheStats, RequestStats, SpaceSpec
+from stepwell.types import CacheStats, Reason, RequestStats, SpaceSpec
 from support.chunks import key
 from support.server import RawClient, ServerProcess, running_server
 from support.waiting import wait_until
@@ -186,7 +187,7 @@ def test_a_report_is_counted_once_however_the_connection_fares(
         client.note(wire.Report(RequestStats(100, 0, 0, 0, 0)))
         server.signal(signal.SIGCONT)
         wait_until(lambda: client.server_id is not None)
-        assert stats(client).requests.requests == turn + 1
+        assert stats(client).requests.requests == 101 * (turn + 1)
 
 
 def test_threads_that_wait_for_a_stopped_server_wait_for_one_time_out(
@@ -505,3 +506,51 @@ def test_tools_get_answers_and_exceptions(server: ServerProcess, folder: Path) -
 
     with pytest.raises(wire.ProtocolError, match="unknown space"):
         asyncio.run(refused())
+
+
+def test_what_could_not_be_reported_is_reported_to_the_next_server(
+    server: ServerProcess, make: MakeClient
+) -> None:
+    client = make(server.socket)
+    client.connect()
+    server.kill()
+    assert client.call(wire.Ping(), wire.Pong) is None
+    for _ in range(1000):
+        client.note(wire.Report(RequestStats(1, 10, 2, 3, 5), {Reason.NO_SERVER: 1}))
+    server.start()
+    wait_until(lambda: client.server_id is not None)
+    found = stats(client)
+    assert found.requests == RequestStats(1000, 10_000, 2000, 3000, 5000)
+    assert found.missed[Reason.NO_SERVER] == 1000
+
+
+def test_a_forked_child_takes_no_reply_of_its_parent(server: ServerProcess, make: MakeClient) -> None:
+    client = make(server.socket)
+    client.connect()
+    child = os.fork()
+    if child == 0:
+        os._exit(0 if client.call(wire.Ping(), wire.Pong) is None else 1)
+    _, status = os.waitpid(child, 0)
+    assert os.waitstatus_to_exitcode(status) == 0
+    assert client.call(wire.Ping(), wire.Pong) == wire.Pong()
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="needs root to be another user")
+def test_a_server_of_another_user_is_none(make: MakeClient) -> None:
+    with tempfile.TemporaryDirectory(dir="/tmp") as folder:
+        os.chmod(folder, 0o777)
+        path = Path(folder) / "s.sock"
+        child = os.fork()
+        if child == 0:
+            os.setuid(65534)
+            with socket.socket(socket.AF_UNIX) as listening:
+                listening.bind(str(path))
+                listening.listen()
+                accepted, _ = listening.accept()
+                accepted.recv(1)
+            os._exit(0)
+        wait_until(path.exists)
+        client = make(path)
+        assert client.connect() is False
+        client.close()
+        os.waitpid(child, 0)

@@ -29,6 +29,7 @@ STATS = CacheStats(
 )
 REQUESTS: list[wire.Message] = [
     wire.Hello(1, "s", True, 3, b"layout"),
+    wire.Mapped(),
     wire.Workers(),
     wire.OpenSpace(SpaceSpec(b"f" * 32, 16, 4096)),
     wire.Lookup(b"s" * 16, b"k" * 64),

@@ -23,6 +23,8 @@ from stepwell.sizes import parse_size
 from stepwell.tiers.arena import ArenaMap
 from stepwell.types import KEY_BYTES, Hit, Key, Reason, SpaceSpec
 
+CLEAR_TIMEOUT_S = 60.0  # a million chunks take some seconds
+
 
 def open(memory: str | int = "4GiB", eviction: str = "lru") -> "Cache":
     """A cache in this process. `memory` is the whole arena, in bytes or as "4GiB".
@@ -41,7 +43,7 @@ def connect(socket: str | os.PathLike[str] | None = None) -> "Cache":
     """
     path = Path(
         socket if socket is not None else os.environ.get("STEPWELL_SOCKET") or default_socket(os.environ)
-    )
+    ).expanduser()
     return Cache(dial_unix(path), None)
 
 
@@ -82,7 +84,7 @@ class Cache:
 
     def clear(self) -> int:
         """Forget every chunk of every space: how many there were."""
-        reply = self._client.call(wire.Clear(None), wire.Cleared)
+        reply = self._client.call(wire.Clear(None), wire.Cleared, CLEAR_TIMEOUT_S)
         return 0 if reply is None else reply.chunks
 
     def flush(self) -> None:

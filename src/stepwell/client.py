@@ -9,6 +9,7 @@ import logging
 import os
 import select
 import socket
+import struct
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -31,8 +32,10 @@ KEEP_ENDED_S = 10.0
 """How long a dead server's arena stays mapped: longer than any step lasts between its schedule and its
 copies. Its memory is not free before, so a server with more than half of the memory is refused so long."""
 
+_UCRED = struct.Struct("3i")  # pid, uid, gid: unix(7)
 _RETRY_FIRST_S = 0.05
 _RETRY_MOST_S = 1.0
+_RETRY_SLOW_MOST_S = 30.0
 
 Dial = Callable[[], socket.socket]
 """Opens a stream to the server. Raises OSError when none is there."""
@@ -48,6 +51,9 @@ def dial_unix(path: Path) -> Dial:
         try:
             sock.settimeout(CONNECT_TIMEOUT_S)
             sock.connect(str(path))
+            _, uid, _ = _UCRED.unpack(sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size))
+            if uid not in (0, os.getuid()):
+                raise PermissionError(f"the server on {path} belongs to another user (uid {uid})")
         except BaseException:
             sock.close()
             raise
@@ -133,6 +139,9 @@ class Client:
         self._channel: Channel | None = None
         self._server_id: str | None = None  # of the server that the notes in `_owed` are for
         self._owed: list[wire.Note] = []
+        self._untold: wire.Report | None = None  # what was to be reported while no server was there
+        self._pid = os.getpid()
+        self._losses = 0  # since the last answer
         self._lost = threading.Event()
         self._closed = False
         self._complained = False
@@ -150,14 +159,22 @@ class Client:
         self._thread.start()
         return connected
 
-    def call(self, request: wire.Message, reply_type: type[ReplyT]) -> ReplyT | None:
-        """The reply, or None when the server did not give one in time."""
+    def call(
+        self, request: wire.Message, reply_type: type[ReplyT], timeout_s: float | None = None
+    ) -> ReplyT | None:
+        """The reply, or None when the server did not give one in time.
+
+        None, too, in a child that was forked from the process that connected: the two would take each
+        other's replies.
+        """
+        if os.getpid() != self._pid:
+            return None
         with self._lock:
             channel, notes = self._channel, self._owed
             if channel is None:
                 return None
             frames = b"".join(wire.encode(message) for message in [*notes, request])
-            deadline_s = time.monotonic() + self._call_timeout_s
+            deadline_s = time.monotonic() + (self._call_timeout_s if timeout_s is None else timeout_s)
             try:
                 channel.send(frames, deadline_s)
                 reply = channel.receive(deadline_s)
@@ -170,6 +187,7 @@ class Client:
                 self._owe_end_of(request)
                 raise
             self._owed = []
+            self._losses = 0
             if isinstance(reply, reply_type):
                 return reply
             why = reply.why if isinstance(reply, wire.Refused) else f"unexpected {type(reply).__name__}"
@@ -177,14 +195,17 @@ class Client:
             return None
 
     def note(self, note: wire.Note) -> None:
-        """Goes out before the next call, or with `flush`. While the server is away, what ends a lease or a
-        reservation is kept for it; a report is not."""
+        """Goes out before the next call, or with `flush`; kept while the server is away."""
         with self._lock:
-            if self._channel is not None or not isinstance(note, wire.Report):
+            if self._channel is None and isinstance(note, wire.Report):
+                self._untold = note if self._untold is None else self._untold.plus(note)
+            else:
                 self._owed.append(note)
 
     def flush(self) -> None:
         """Send the notes now."""
+        if os.getpid() != self._pid:
+            return
         with self._lock:
             if self._channel is None or not self._owed:
                 return
@@ -220,6 +241,7 @@ class Client:
         assert self._channel is not None
         self._channel.close()
         self._channel = None
+        self._losses += 1
         # What ends something may be said twice; a report would be counted twice.
         self._owed = [note for note in self._owed if not isinstance(note, wire.Report)]
         self._lost.set()
@@ -244,6 +266,9 @@ class Client:
             if welcome.server_id != self._server_id:
                 self._owed = []  # a new server knows nothing of what the old one granted
             self._server_id = welcome.server_id
+            if self._untold is not None:
+                self._owed.append(self._untold)
+                self._untold = None
             self._channel = channel
             self._lost.clear()
             self._complained = False
@@ -256,6 +281,8 @@ class Client:
             self._lost.set()
         while True:
             self._lost.wait()
+            # A server that greets us and then never answers in time would cost every call a time-out.
+            time.sleep(min(_RETRY_FIRST_S * 2 ** max(0, self._losses - 1), _RETRY_SLOW_MOST_S))
             pause_s = _RETRY_FIRST_S
             while not self._closed and not self._try_connect():
                 time.sleep(pause_s)
@@ -318,9 +345,10 @@ class ArenaClient:
         os.write(self._wake_w, b"x")
         if self._thread is not None:
             self._thread.join(CONNECT_TIMEOUT_S + 1)
+        # Copies end before the server may give their slots away.
+        self._unmap(self._mappings)
         if self._channel is not None:
             self._channel.close()
-        self._unmap(self._mappings)
         os.close(self._wake_r)
         os.close(self._wake_w)
 
@@ -341,9 +369,17 @@ class ArenaClient:
             return False
         arena.populate(write=False)
         self.on_map(arena)
+        mapping = _Mapping(welcome.server_id, arena)
+        self._mappings = [mapping, *self._mappings]
+        try:
+            channel.send(wire.encode(wire.Mapped()), time.monotonic() + timeout_s)
+        except OSError as error:
+            logger.debug("the server went while its arena was mapped: %s", error)
+            channel.close()
+            mapping.ended_s = time.monotonic()
+            return False
         channel.sock.settimeout(None)
         self._channel = channel
-        self._mappings = [_Mapping(welcome.server_id, arena), *self._mappings]
         return True
 
     def _stay_connected(self) -> None:

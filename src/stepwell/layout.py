@@ -76,6 +76,7 @@ class EngineSpace(msgspec.Struct, frozen=True):
     tensor_parallel: int
     pipeline_parallel: int
     salt: str | None = None  # keeps tenants apart where the engine's own salt does not
+    generation: bytes = b""  # of an engine whose cache was reset: its weights may be no file's any more
 
     def fingerprint(self) -> bytes:
         """32 bytes; equal only for engines whose bytes are interchangeable."""

@@ -76,6 +76,16 @@ class RequestStats(msgspec.Struct, frozen=True):
     stepwell_hit_tokens: int = 0
     computed_tokens: int = 0
 
+    def plus(self, other: "RequestStats") -> "RequestStats":
+        """Field by field."""
+        return RequestStats(
+            requests=self.requests + other.requests,
+            prompt_tokens=self.prompt_tokens + other.prompt_tokens,
+            engine_hit_tokens=self.engine_hit_tokens + other.engine_hit_tokens,
+            stepwell_hit_tokens=self.stepwell_hit_tokens + other.stepwell_hit_tokens,
+            computed_tokens=self.computed_tokens + other.computed_tokens,
+        )
+
 
 class CacheStats(msgspec.Struct, frozen=True):
     """One server's counters, as `/stats` and `cache.stats()` give them."""

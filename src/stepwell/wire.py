@@ -8,6 +8,7 @@ reservations are chosen by the client, so that it can end one whose reply it nev
 """
 
 import struct
+from collections import Counter
 from collections.abc import Sequence
 from typing import TypeAlias, overload
 
@@ -51,8 +52,12 @@ class Refused(Message, frozen=True, tag="refused"):
     why: str
 
 
+class Mapped(Note, frozen=True, tag="mapped"):
+    """The arena of this connection is mapped: copies can begin."""
+
+
 class Workers(Message, frozen=True, tag="workers"):
-    """Which workers of this session have mapped the arena?"""
+    """Which workers of this session have said `Mapped`?"""
 
 
 class Attached(Message, frozen=True, tag="attached"):
@@ -144,6 +149,14 @@ class Report(Note, frozen=True, tag="report"):
     missed: dict[Reason, int] = {}
     dropped: dict[Reason, int] = {}
 
+    def plus(self, other: "Report") -> "Report":
+        """Both in one."""
+        return Report(
+            self.requests.plus(other.requests),
+            dict(Counter(self.missed) + Counter(other.missed)),
+            dict(Counter(self.dropped) + Counter(other.dropped)),
+        )
+
 
 class Clear(Message, frozen=True, tag="clear"):
     space: SpaceId | None  # None: every space
@@ -170,8 +183,8 @@ class Stats(Message, frozen=True, tag="stats-are"):
 
 
 Request: TypeAlias = (
-    Hello | Workers | OpenSpace | Lookup | Load | Reserve | Commit | Abort | Release | Report | Clear | Ping
-    | GetStats
+    Hello | Mapped | Workers | OpenSpace | Lookup | Load | Reserve | Commit | Abort | Release | Report
+    | Clear | Ping | GetStats
 )  # fmt: skip
 Reply: TypeAlias = (
     Welcome | Refused | Attached | SpaceOpened | Found | Loaded | Reserved | Cleared | Pong | Stats

@@ -175,14 +175,6 @@ def test_prompt_logprobs_bypass_the_cache(engine: Engine, server: CacheServer) -
     assert server.stats()["leases"] == 0
 
 
-def test_reset_forgets_what_is_stored(engine: Engine, server: CacheServer) -> None:
-    text = prompt(90, 1000)
-    engine.ask(text)
-    engine.post("/reset_prefix_cache?reset_external=true", {})
-    assert server.stats()["tiers"]["memory"]["chunks"] == 0
-    assert engine.ask(text).cached_tokens == 0
-
-
 def test_killed_and_stopped_servers_cost_less_than_half_a_second(engine: Engine, server: CacheServer) -> None:
     text = [prompt(seed, 1000) for seed in range(100, 104)]
 
@@ -224,7 +216,7 @@ def wait_until_reused(engine: Engine, text: list[list[int]]) -> None:
     pytest.fail("the cache is not used again")
 
 
-def test_a_restarted_engine_finds_its_cache_warm(
+def test_a_restarted_engine_finds_its_cache_warm_until_it_is_reset(
     engine: Engine, server: CacheServer, model: Path, tmp_path: Path
 ) -> None:
     text = prompt(110, 1000)
@@ -240,5 +232,11 @@ def test_a_restarted_engine_finds_its_cache_warm(
         answer = fresh.ask(text)
         assert answer.cached_tokens == 7 * BLOCK_TOKENS
         assert agree(answer, expected)
+        fresh.post("/reset_prefix_cache?reset_external=true", {})
+        assert server.stats()["tiers"]["memory"]["chunks"] == 0
+        assert fresh.ask(text).cached_tokens == 0
+        for seed in range(111, 114):
+            fresh.ask(prompt(seed, 1400))
+        assert fresh.ask(text).cached_tokens == 7 * BLOCK_TOKENS
     finally:
         fresh.stop()

@@ -169,10 +169,32 @@ def test_reset_forgets_what_is_held(cache: Cache) -> None:
     engine.ask(prompt(80))
     engine.ask(prompt(80), adapter="A")
     assert engine.scheduler is not None
-    assert engine.scheduler.reset() is True
+    engine.scheduler.reset()
     assert cache.memory.chunks == 0
     assert counts(engine.ask(prompt(80))) == (0, 0, 80)
     assert counts(engine.ask(prompt(80))) == (0, 79, 1)
+
+
+def test_after_a_reset_nothing_is_shared_with_engines_that_were_not(cache: Cache) -> None:
+    replaced, other = cache.engine(prefix_caching=False), cache.engine(prefix_caching=False)
+    replaced.ask(prompt(80))
+    assert counts(other.ask(prompt(80))) == (0, 79, 1)
+    assert replaced.scheduler is not None
+    replaced.scheduler.reset()  # as after new weights: what it computes now belongs to no file's space
+    replaced.ask(prompt(80))
+    assert counts(other.ask(prompt(80))) == (0, 0, 80)
+    assert counts(replaced.ask(prompt(80))) == (0, 79, 1)
+    assert counts(other.ask(prompt(80))) == (0, 79, 1)
+
+
+def test_a_request_under_way_at_a_reset_stores_nothing_more(cache: Cache) -> None:
+    engine = cache.engine(prefix_caching=False)
+    engine.add(prompt(80), 40)
+    engine.step()
+    assert engine.scheduler is not None
+    engine.scheduler.reset()
+    engine.run()
+    assert cache.memory.chunks == 0
 
 
 @pytest.fixture

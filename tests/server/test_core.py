@@ -751,3 +751,16 @@ TestAnyOrderInASmallArena = AnyOrderInASmallArena.TestCase
 @pytest.mark.timeout(1800)
 class TestAnyOrderForLong(AnyOrder.TestCase):
     settings = settings(max_examples=1500, stateful_step_count=80)
+
+
+def test_a_chunk_that_fits_between_no_pins_does_not_empty_the_cache() -> None:
+    with core_of(100) as core:
+        session = core.begin_session()
+        singles = [chain(str(number), 1) for number in range(100)]
+        for number, keys in enumerate(singles):
+            store(core, session, number, keys)
+        for lease, pinned in enumerate(singles[1::2], 1000):  # every second page: no two free ones meet
+            core.load(session, lease, ONE, pinned[0])
+        granted = reserve(core, session, 999, chain("large", 1), space=TWO)
+        assert (granted.chunks, granted.stopped) == ([], Reason.NO_ROOM)
+        assert len(core._index) >= 80

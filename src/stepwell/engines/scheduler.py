@@ -65,6 +65,7 @@ class _Tracked:
     asked: bool = False
     reported: bool = False
     stores: bool = True
+    began_again: bool = False
 
 
 class SchedulerSide:
@@ -94,7 +95,6 @@ class SchedulerSide:
         tracked.engine_tokens = engine_tokens
         self._take_back(tracked)
         outcome = self._promise(tracked, engine_tokens)
-        tracked.asked = True
         if isinstance(outcome, Reason):
             tracked.miss = outcome
             return 0
@@ -166,16 +166,15 @@ class SchedulerSide:
         if tracked is not None:
             self._take_back(tracked)
 
-    def reset(self) -> bool:
-        """Forget all that this engine's model has in the cache. Whether it is forgotten.
+    def reset(self) -> None:
+        """Forget all that this engine has stored, and never find it again, be the server there or not.
 
         Requests under way store nothing more: what they computed so far may be of replaced weights.
         """
-        spaces = self._spaces.opened
-        replies = [self._client.call(wire.Clear(space), wire.Cleared) for space in spaces]
+        for space in self._spaces.renew():
+            self._client.call(wire.Clear(space), wire.Cleared)
         for tracked in self._tracked.values():
             tracked.stores = False
-        return all(reply is not None for reply in replies)
 
     # -- loading ---------------------------------------------------------------------------------------
 
@@ -205,6 +204,7 @@ class SchedulerSide:
         )
         if reply is None:
             return Reason.NO_SERVER
+        tracked.asked = True
         if self._client.server_id != server_id:  # another server granted it than the one it was meant for
             self._client.note(wire.Release(lease))
             return Reason.NO_SERVER
@@ -312,8 +312,11 @@ class SchedulerSide:
                         break
                     settled = number + 1
                 tracked.settled_chunks = first_chunk + settled
-            case Reason.NO_PARENT if first_chunk > 0:
-                tracked.settled_chunks = 0  # evicted meanwhile: begin again from the first chunk
+            case Reason.NO_PARENT if first_chunk > 0 and not tracked.began_again:
+                # Evicted meanwhile: begin again from the first chunk, once. When the requests under way
+                # need more than there is, each would else go on evicting what the others have just stored.
+                tracked.began_again = True
+                tracked.settled_chunks = 0
             case _:
                 tracked.stores = False  # no room: asking again at every step would cost more than it gains
 

@@ -1,6 +1,8 @@
 """From a running engine to the space its chunks live in, on whatever server is there now."""
 
 import logging
+import os
+import time
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
@@ -13,6 +15,8 @@ from stepwell.layout import EngineSpace, space_id
 from stepwell.types import Reason, SpaceId, SpaceSpec
 
 logger = logging.getLogger(__name__)
+
+_ASK_WORKERS_EVERY_S = 0.1
 
 
 class Adapter(Protocol):
@@ -40,6 +44,8 @@ class Spaces:
         self._server_id: str | None = None
         self._layouts: tuple[bytes, ...] = ()
         self._opened: dict[bytes | None, SpaceId] = {}
+        self._generation = b""
+        self._ask_workers_at_s = 0.0
 
     def find(self, adapter: Adapter | None) -> SpaceId | Reason:
         """The space of requests with this adapter, or why there is none now."""
@@ -53,17 +59,27 @@ class Spaces:
         if isinstance(digest, Reason):
             return digest
         if server_id != self._server_id:
+            # Asked for each request of each step; a worker may never come.
+            if time.monotonic() < self._ask_workers_at_s:
+                return Reason.NO_WORKER
             layouts = self._worker_layouts()
+            self._ask_workers_at_s = time.monotonic() + _ASK_WORKERS_EVERY_S
             if isinstance(layouts, Reason):
                 return layouts
             self._server_id, self._layouts, self._opened = server_id, layouts, {}
         space = self._opened.get(digest)
         return self._open(identity, digest) if space is None else space
 
-    @property
-    def opened(self) -> Sequence[SpaceId]:
-        """Every space that this engine has used on the present server."""
-        return list(self._opened.values())
+    def renew(self) -> Sequence[SpaceId]:
+        """Leave every space used so far for a new one of this engine alone, and say which they were.
+
+        An engine's cache is reset when its weights were replaced in place. What it computes then belongs
+        to no file's space, and what it had stored may be past clearing, when the server is away.
+        """
+        left = list(self._opened.values())
+        self._opened = {}
+        self._generation = os.urandom(16)
+        return left
 
     def _worker_layouts(self) -> tuple[bytes, ...] | Reason:
         reply = self._client.call(wire.Workers(), wire.Attached)
@@ -74,7 +90,9 @@ class Spaces:
         return tuple(reply.layouts[rank] for rank in range(self._geometry.ranks))
 
     def _open(self, identity: EngineSpace, adapter: bytes | None) -> SpaceId | Reason:
-        full = msgspec.structs.replace(identity, adapter=adapter, worker_layouts=self._layouts)
+        full = msgspec.structs.replace(
+            identity, adapter=adapter, worker_layouts=self._layouts, generation=self._generation
+        )
         spec = SpaceSpec(full.fingerprint(), self._geometry.chunk_tokens, self._geometry.chunk_bytes)
         reply = self._client.call(wire.OpenSpace(spec), wire.SpaceOpened)
         if reply is None:

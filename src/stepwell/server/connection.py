@@ -34,11 +34,12 @@ class Connection(asyncio.Protocol):
     """Requests are answered in order, each at once: nothing in the core waits."""
 
     def __init__(self, host: Host) -> None:
-        self.rank: int | None = None  # set when this is a worker's (or program's) arena connection
+        self.rank: int | None = None  # set when a worker (or program) has mapped the arena here
         self.layout = b""
         self._host = host
         self._buffer = bytearray()
         self._transport: asyncio.Transport | None = None
+        self._hello: wire.Hello | None = None
         self._session_name: str | None = None
         self._session: Session | None = None
 
@@ -81,6 +82,10 @@ class Connection(asyncio.Protocol):
     def _take(self, session: Session, note: wire.Note) -> None:
         core = self._host.core
         match note:
+            case wire.Mapped():
+                # Not at hello: mapping takes a while, and what is promised meanwhile could not be copied.
+                if self._hello is not None and self._hello.maps_arena:
+                    self.rank, self.layout = self._hello.rank, self._hello.layout
             case wire.Commit():
                 core.commit(session, note.reservation)
             case wire.Abort():
@@ -130,8 +135,7 @@ class Connection(asyncio.Protocol):
             )
         if self._session is not None:
             raise wire.ProtocolError("a second hello")
-        if hello.maps_arena:
-            self.rank, self.layout = hello.rank, hello.layout
+        self._hello = hello
         self._session_name = hello.session
         self._session = self._host.join(hello.session, self)
         memory = self._host.core.memory

@@ -23,6 +23,9 @@ from stepwell.types import (
 )
 from stepwell.wire import ChunkRun, Granted, ProtocolError, Run, pack_places
 
+# Bytes that may go for one byte of a new chunk. Chunks of one size need 1.
+_EVICTED_PER_RESERVED = 8
+
 
 class UnknownSpace(LookupError):
     """The space was not opened on this server: it restarted, or the client never asked."""
@@ -133,7 +136,7 @@ class Core:
             self.hit_chunks += held
             if held < len(run):
                 self.missed[Reason.NOT_HELD] += len(run) - held
-        if held:
+        if held and run[held - 1] in self._index:  # always, where the keys are a chain
             self._index.use(run[:held])
         if lease in session.ended_leases:
             session.ended_leases.discard(lease)
@@ -147,7 +150,8 @@ class Core:
             self._index.pin(entry)
             pinned.append((entry, Slot(entry.place, spec.chunk_bytes)))
         session.leases[lease] = pinned
-        self._loaded_chunks += len(pinned)
+        if not again:
+            self._loaded_chunks += len(pinned)
         return held, [slot.offset for _, slot in pinned]
 
     def release(self, session: Session, lease: int) -> None:
@@ -220,15 +224,19 @@ class Core:
         return pending
 
     def _make_room(self, nbytes: int) -> Slot | None:
-        while True:
-            slot = self.memory.reserve(nbytes)
-            if slot is not None or nbytes > self.memory.limit_bytes:
-                return slot
-            victim = self._index.evict()
+        # Between pinned chunks of another size no gap may ever be large enough: evicting on and on would
+        # empty the cache for nothing.
+        evicted_bytes_most = _EVICTED_PER_RESERVED * nbytes
+        evicted_bytes = 0
+        while (slot := self.memory.reserve(nbytes)) is None and nbytes <= self.memory.limit_bytes:
+            victim = self._index.evict() if evicted_bytes < evicted_bytes_most else None
             if victim is None:
-                return None
-            self.memory.free(self.memory.take(victim.chunk))
+                break
+            gone = self.memory.take(victim.chunk)
+            self.memory.free(gone)
+            evicted_bytes += gone.nbytes
             self._evicted_chunks += 1
+        return slot
 
     def commit(self, session: Session, reservation: int) -> None:
         """The reservation's chunks are written: each becomes visible once its parent is."""
@@ -331,17 +339,6 @@ class Core:
 
     def report(self, requests: RequestStats, missed: dict[Reason, int], dropped: dict[Reason, int]) -> None:
         """Add what an engine says of one request."""
-        self.requests = add_requests(self.requests, requests)
+        self.requests = self.requests.plus(requests)
         self.missed.update(missed)
         self.dropped.update(dropped)
-
-
-def add_requests(one: RequestStats, other: RequestStats) -> RequestStats:
-    """Field by field."""
-    return RequestStats(
-        requests=one.requests + other.requests,
-        prompt_tokens=one.prompt_tokens + other.prompt_tokens,
-        engine_hit_tokens=one.engine_hit_tokens + other.engine_hit_tokens,
-        stepwell_hit_tokens=one.stepwell_hit_tokens + other.stepwell_hit_tokens,
-        computed_tokens=one.computed_tokens + other.computed_tokens,
-    )

@@ -107,14 +107,19 @@ class StepwellConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
                 f"kv_connector_extra_config has unknown names {sorted(unknown)}: "
                 "Stepwell knows socket, chunk_blocks and salt"
             )
+        chunk_blocks = extra.get("chunk_blocks")
+        if chunk_blocks is not None and (type(chunk_blocks) is not int or chunk_blocks < 1):
+            raise ValueError(
+                f"kv_connector_extra_config: chunk_blocks is a whole number from 1, not {chunk_blocks!r}"
+            )
         socket = extra.get("socket") or os.environ.get("STEPWELL_SOCKET") or default_socket(os.environ)
-        self._dial = dial_unix(Path(socket))
+        self._dial = dial_unix(Path(socket).expanduser())
         # The scheduler and the workers of one engine are one session of the server. An operator may give
         # two engines one id; the instance's is vLLM's own and random.
         self._session = f"vllm-{transfer.engine_id}-{getattr(vllm_config, 'instance_id', '')}"
         self._geometry: Geometry | None = None
         try:
-            self._geometry = geometry_of(vllm_config, kv_cache_config, extra.get("chunk_blocks"))
+            self._geometry = geometry_of(vllm_config, kv_cache_config, chunk_blocks)
         except Unsupported as error:
             if role == KVConnectorRole.SCHEDULER:
                 logger.warning("Stepwell cannot serve this engine yet: %s. It runs uncached.", error)
@@ -182,7 +187,10 @@ class StepwellConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         return self._scheduler is not None and self._scheduler.copying
 
     def reset_cache(self) -> bool | None:
-        return None if self._scheduler is None else self._scheduler.reset()
+        if self._scheduler is None:
+            return None
+        self._scheduler.reset()
+        return True
 
     # -- worker ------------------------------------------------------------------------------------------
 

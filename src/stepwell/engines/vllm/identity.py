@@ -113,7 +113,14 @@ class Identity:
         try:
             files = sorted(path for path in Path(adapter.lora_path).iterdir() if path.is_file())
             forms = tuple(file_form(path) for path in files)
-            if known is None:
+            if known is None and any(_changed_since_start(path) for path in files):
+                logger.warning(
+                    "the files of adapter %s changed after the engine started, so it may hold others: "
+                    "it runs uncached until the engine restarts",
+                    adapter.lora_path,
+                )
+                known = self._adapters[adapter.lora_path] = (forms, Reason.IN_DOUBT)
+            elif known is None:
                 known = self._adapters[adapter.lora_path] = (forms, digest_files(files, default_kept()))
             elif known[0] != forms:
                 logger.warning(
@@ -186,9 +193,8 @@ def _weights_digest(vllm_config: Any) -> bytes:
     files = [folder] if folder.is_file() else [path for kind in _WEIGHT_FILES for path in folder.glob(kind)]
     if not files:
         raise Unsupported(f"no weight files in {folder}")
-    started_s = _process_start_s()
     for path in files:
-        if not named_by_content(path) and file_form(path).changed_ns / 1e9 > started_s:
+        if _changed_since_start(path):
             raise Unsupported(f"{path} changed after the engine started")
     return digest_files(files, default_kept())
 
@@ -204,6 +210,10 @@ def _model_folder(model: Any) -> Path:
         return Path(snapshot_download(model.model, revision=model.revision, local_files_only=True))
     except (LocalEntryNotFoundError, ValueError) as error:
         raise Unsupported(f"{model.model} is neither a folder nor in the hub's cache") from error
+
+
+def _changed_since_start(path: Path) -> bool:
+    return not named_by_content(path) and file_form(path).changed_ns / 1e9 > _process_start_s()
 
 
 def _process_start_s() -> float:
