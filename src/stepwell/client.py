@@ -372,8 +372,10 @@ class ArenaClient:
         mapping = _Mapping(welcome.server_id, arena)
         self._mappings = [mapping, *self._mappings]
         try:
-            channel.send(wire.encode(wire.Mapped()), time.monotonic() + timeout_s)
-        except OSError as error:
+            deadline_s = time.monotonic() + timeout_s
+            channel.send(wire.encode(wire.Mapped()) + wire.encode(wire.Ping()), deadline_s)
+            channel.receive(deadline_s)  # when we return, the server counts on us
+        except (OSError, wire.ProtocolError) as error:
             logger.debug("the server went while its arena was mapped: %s", error)
             channel.close()
             mapping.ended_s = time.monotonic()

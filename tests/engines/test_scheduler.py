@@ -1,5 +1,6 @@
 """The scheduler's half, by what the server holds for it after each step."""
 
+import itertools
 import socket
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -277,9 +278,10 @@ def test_no_chunks_before_every_worker_is_there(cache: Cache, two: TwoRanks) -> 
     assert not two.start(request_of(prompt(40)), 40).stores
     two.arenas[1].connect()
     assert not two.start(request_of(prompt(40), "s"), 40).stores
-    two.arenas[0].connect()
-    assert two.start(request_of(prompt(40), "t"), 40).stores
     assert cache.stats().missed[Reason.NO_WORKER] == 2
+    two.arenas[0].connect()
+    names = map(str, itertools.count())  # the workers are asked after now and then
+    wait_until(lambda: two.start(request_of(prompt(40), next(names)), 40).stores != [])
 
 
 @pytest.fixture

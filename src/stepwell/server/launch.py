@@ -117,7 +117,7 @@ def ensure_server(
     Raises LaunchError if it ends, or does not answer within `deadline_s` seconds.
     """
     if deadline_s is None:
-        # It listens when all its memory is there. The slowest seen is 0.5 GiB/s, on a machine of 2 busy cores.
+        # It listens when all its memory is there. The slowest seen: 0.5 GiB/s, on 2 busy cores.
         deadline_s = 30.0 + config.memory_bytes / (256 << 20)
     end_s = time.monotonic() + deadline_s
     if server_pid(config.socket) is not None:
