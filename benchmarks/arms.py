@@ -18,7 +18,7 @@ from stepwell.demo.model import ensure_model
 from stepwell.demo.process import free_port
 from stepwell.server.launch import server_pid
 
-PLAIN, STEPWELL, LMCACHE = "vLLM alone", "with Stepwell", "with LMCache"
+PLAIN, STEPWELL, LMCACHE = "vLLM alone", "Stepwell", "LMCache"
 
 
 class Setting(msgspec.Struct, frozen=True):

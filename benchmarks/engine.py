@@ -86,15 +86,14 @@ def main() -> int:
     parser.add_argument("--json", type=Path, help="write every figure to this file")
     parser.add_argument("--logs", type=Path, help="keep the servers' logs in this folder")
     options = parser.parse_args()
+    plan = Plan(options.prompts, options.rounds, options.minutes)
     stop_on_sigterm()
     console = Console()
     try:
         with tempfile.TemporaryDirectory(prefix="stepwell-bench-") as temporary:
             folder = options.logs or Path(temporary)
             folder.mkdir(parents=True, exist_ok=True)
-            result = measure(
-                options.prompts, options.rounds, options.minutes, options.lmcache_dir, folder, console
-            )
+            result = measure(plan, options.lmcache_dir, folder, console)
     except (ServerError, EngineError, CountError) as error:
         console.print(f"benchmark: {error}", markup=False, style="red")
         return 1
@@ -104,12 +103,18 @@ def main() -> int:
     return 0 if all(ratio.is_met for ratio in result.ratios) else 1
 
 
-def measure(
-    prompts: int, rounds: int, minutes: float, lmcache_dir: Path | None, folder: Path, console: Console
-) -> Result:
+class Plan(msgspec.Struct, frozen=True):
+    """How much to ask."""
+
+    prompts: int
+    rounds: int
+    minutes: float
+
+
+def measure(plan: Plan, lmcache_dir: Path | None, folder: Path, console: Console) -> Result:
     """Start the engines, ask, and check by their own counters where every prompt came from."""
     kib_per_token = 30 * 2 * 3 * 64 * 2 / 1024  # of the small model: layers, K and V, heads, head size, bf16
-    cache_gib = math.ceil(1.3 * (prompts + 1) * PROMPT_TOKENS * kib_per_token / (1 << 20))
+    cache_gib = math.ceil(1.3 * (plan.prompts + 1) * PROMPT_TOKENS * kib_per_token / (1 << 20))
     setting = Setting(ENGINE_BLOCKS, 4_224, cache_gib, lmcache_dir)
     visits: list[Visit] = []
     with console.status("starting the engines") as status, arms(setting, folder) as started:
@@ -118,8 +123,8 @@ def measure(
             status.update(f"warming up: {arm.name}")
             for _ in range(2):
                 arm.engine.ask(random_prompt("warm-up", PROMPT_TOKENS), 1)
-        end_s = time.monotonic() + 60 * minutes
-        for number, prompt in itertools.product(range(rounds + 1), range(prompts)):
+        end_s = time.monotonic() + 60 * plan.minutes
+        for number, prompt in itertools.product(range(plan.rounds + 1), range(plan.prompts)):
             if number > 0 and time.monotonic() > end_s:
                 break
             # Each prompt begins with another engine, so that none is always the first.
@@ -127,7 +132,9 @@ def measure(
                 arm = started[(turn + prompt) % len(started)]
                 if arm.name == PLAIN and number == 0:
                     continue  # there is nothing to store
-                status.update(f"round {number} of {rounds}, prompt {prompt + 1} of {prompts}: {arm.name}")
+                status.update(
+                    f"round {number} of {plan.rounds}, prompt {prompt + 1} of {plan.prompts}: {arm.name}"
+                )
                 visits.append(visit(arm, prompt, number, again=False))
                 visits.append(visit(arm, prompt, number, again=True))
     load = ", ".join(f"{name} idle: {cores:.2f} cores" for name, cores in busy.items())
@@ -164,12 +171,12 @@ def summarize(visits: Sequence[Visit], machine: str, not_run: list[str]) -> Resu
     computed = of(PLAIN, False, False)
     own = of(PLAIN, True, False)
     hits = of(STEPWELL, False, False)
-    kinds = [("vLLM alone: computed", computed), ("vLLM alone: own prefix hit", own)]
+    kinds = [("vLLM alone: computed", computed), ("vLLM alone: own hit", own)]
     for arm in dict.fromkeys(v.arm for v in visits if v.arm != PLAIN):
         kinds += [
             (f"{arm}: first pass", of(arm, False, True)),
             (f"{arm}: hit", of(arm, False, False)),
-            (f"{arm}: own prefix hit", of(arm, True, False)),
+            (f"{arm}: own hit", of(arm, True, False)),
         ]
     ratios = [
         _ratio("Stepwell hit ÷ own hit, vLLM alone", hits, own, most=1.25),
@@ -207,16 +214,17 @@ def print_result(result: Result, console: Console) -> None:
     console.print(result.machine)
     times = Table(title=f"Time to first token, prompts of {PROMPT_TOKENS:,} tokens", box=SIMPLE_HEAD)
     times.add_column("", no_wrap=True)
-    for name in ("visits", "median ms", "p95 ms", "computed", "own hit", "external"):
-        times.add_column(name, justify="right")
+    # vLLM's counters in the last three: tokens of each prompt.
+    for name in ("visits", "p50 s", "p95 s", "computed", "own", "external"):
+        times.add_column(name, justify="right", no_wrap=True)
     for line in result.lines:
         counts = (line.counted.computed, line.counted.engine_hit, line.counted.external_hit)
-        milliseconds = [f"{1e3 * s:,.1f}" for s in (line.median_s, line.p95_s)]
-        times.add_row(line.what, str(line.visits), *milliseconds, *(f"{count:,}" for count in counts))
+        seconds = [f"{s:.3f}" for s in (line.median_s, line.p95_s)]
+        times.add_row(line.what, str(line.visits), *seconds, *(f"{count:,}" for count in counts))
     ratios = Table(box=SIMPLE_HEAD)
     ratios.add_column("ratio of medians", no_wrap=True)
-    for name in ("measured", "pairs, quartiles", "target", ""):
-        ratios.add_column(name, justify="right")
+    for name in ("all", "pair by pair", "target", ""):
+        ratios.add_column(name, justify="right", no_wrap=True)
     for ratio in result.ratios:
         quartiles = "{:.2f} to {:.2f}".format(*ratio.quartiles)
         ratios.add_row(

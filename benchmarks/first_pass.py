@@ -173,20 +173,12 @@ def ratios_of(blocks: list[Block]) -> list[Ratio]:
 
 def print_result(result: Result, console: Console) -> None:
     """One row for each arm and concurrency."""
-    title = f"Throughput, new prompts of {PROMPT_TOKENS:,} tokens, {OUTPUT_TOKENS} output ({result.machine})"
+    console.print(result.machine)
+    title = f"Throughput on new prompts of {PROMPT_TOKENS:,} tokens, answers of {OUTPUT_TOKENS}"
     table = Table(title=title, box=SIMPLE_HEAD)
-    table.add_column("")
-    for name in (
-        "at once",
-        "tokens/s",
-        "of vLLM alone",
-        "quartiles",
-        "standard error",
-        "rounds",
-        "target",
-        "",
-    ):
-        table.add_column(name, justify="right")
+    table.add_column("", no_wrap=True)
+    for name in ("users", "tok/s", "ratio", "quartiles", "s.e.", "n", "target", ""):
+        table.add_column(name, justify="right", no_wrap=True, min_width=len(name))
     for concurrency in BLOCK_PROMPTS:
         table.add_row(PLAIN, str(concurrency), f"{speed(result, PLAIN, concurrency):,.0f}")
         for ratio in result.ratios:
@@ -199,7 +191,7 @@ def print_result(result: Result, console: Console) -> None:
                     str(concurrency),
                     f"{speed(result, ratio.arm, concurrency):,.0f}",
                     f"{ratio.median:.3f}",
-                    "{:.3f} to {:.3f}".format(*ratio.quartiles),
+                    "{:.3f}, {:.3f}".format(*ratio.quartiles),
                     f"{ratio.standard_error:.3f}",
                     str(ratio.rounds),
                     *verdict,
