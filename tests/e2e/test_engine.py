@@ -185,23 +185,30 @@ def test_killed_and_stopped_servers_cost_less_than_half_a_second(engine: Engine,
     def ask_all() -> list[Answer]:
         return [engine.ask(t) for t in text]
 
+    def loaded_tokens() -> float:
+        """What came from Stepwell so far; the engine itself may hold the beginning of any prompt."""
+        return engine.metric("vllm:prompt_tokens_cached_by_source_total", source="host")
+
     ask_all()
     alone_s = recompute_s()
     assert all(a.cached_tokens >= 6 * BLOCK_TOKENS and a.whole_s <= alone_s + 0.5 for a in ask_all())
+    loaded = loaded_tokens()
     try:
         server.kill(signal.SIGSTOP)
         stopped = ask_all()
+        assert loaded_tokens() == loaded
         alone_s = max(alone_s, recompute_s())
     finally:
         server.kill(signal.SIGCONT)
     assert max(a.whole_s for a in stopped) <= alone_s + 0.5
-    assert sum(a.cached_tokens for a in stopped) <= 2 * BLOCK_TOKENS  # what the engine itself still held
     wait_until_reused(engine, text)
+    loaded = loaded_tokens()
+    assert loaded > 0
     server.kill(signal.SIGKILL)
     server.child.wait(10)
     killed = ask_all()
     assert max(a.whole_s for a in killed) <= max(alone_s, recompute_s()) + 0.5
-    assert sum(a.cached_tokens for a in killed) <= 2 * BLOCK_TOKENS
+    assert loaded_tokens() == loaded
     server.start()
     wait_until_reused(engine, text)
     wait_for(lambda: server.stats()["reservations"] == 0, 10, server.stats)
@@ -211,7 +218,7 @@ def test_killed_and_stopped_servers_cost_less_than_half_a_second(engine: Engine,
 def wait_until_reused(engine: Engine, text: list[list[int]]) -> None:
     deadline_s = time.monotonic() + 60
     while time.monotonic() < deadline_s:
-        if all(engine.ask(t).cached_tokens >= 6 * BLOCK_TOKENS for t in text):
+        if all(engine.ask(t).cached_tokens >= 7 * BLOCK_TOKENS for t in text):
             return
     pytest.fail("the cache is not used again")
 
