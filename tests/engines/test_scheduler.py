@@ -409,3 +409,15 @@ def test_what_another_server_granted_meanwhile_is_given_back(swap_at: int) -> No
             one.close()
         for server in (old, new):
             server.close()
+
+
+def test_requests_that_need_more_than_there_is_do_not_evict_each_other_for_ever() -> None:
+    """Eight of them, 12 chunks in and 20 out each, in an arena that holds a little more than the prompts."""
+    cache = Cache(100 * 4096)
+    engine = cache.engine(num_blocks=8 * 33 + 1, step_tokens=256)
+    requests = [engine.add(prompt(12 * B, 10_000 * number), 20 * B) for number in range(1, 9)]
+    engine.run()
+    assert [len(request.new_tokens) for request in requests] == [20 * B] * 8
+    # The prompts and the answers, and once more for each request what it found evicted.
+    assert cache.memory.stored_chunks <= 2 * 8 * (12 + 20)
+    cache.close()
