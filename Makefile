@@ -22,7 +22,7 @@ check: tools ## formatting, lint, types, import rules
 	$(BIN)/lint-imports
 
 test: setup ## all tests but the long ones, real vLLM included
-	$(BIN)/python -m pytest -m "not soak"
+	$(BIN)/python -m pytest
 
 soak: setup ## the long tests
 	$(BIN)/python -m pytest -m soak
