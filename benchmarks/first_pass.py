@@ -84,7 +84,7 @@ def main() -> int:
     print_result(result, console)
     if options.json is not None:
         options.json.write_bytes(msgspec.json.format(msgspec.json.encode(result)))
-    return 0 if all(r.median >= RATIO_LEAST for r in result.ratios if r.arm == STEPWELL) else 1
+    return 0 if all(verdict_of(r) == "pass" for r in result.ratios if r.arm == STEPWELL) else 1
 
 
 def measure(rounds: int, minutes: float, lmcache_dir: Path | None, folder: Path, console: Console) -> Result:
@@ -185,7 +185,7 @@ def print_result(result: Result, console: Console) -> None:
             if ratio.concurrency == concurrency:
                 verdict = ["", ""]
                 if ratio.arm == STEPWELL:
-                    verdict = [f"≥ {RATIO_LEAST}", "pass" if ratio.median >= RATIO_LEAST else "MISS"]
+                    verdict = [f"≥ {RATIO_LEAST}", verdict_of(ratio)]
                 table.add_row(
                     ratio.arm,
                     str(concurrency),
@@ -199,6 +199,13 @@ def print_result(result: Result, console: Console) -> None:
     console.print(table)
     for line in result.not_run:
         console.print(line)
+
+
+def verdict_of(ratio: Ratio) -> str:
+    """Nothing is shown by a ratio that lies within two standard errors of the target."""
+    if abs(ratio.median - RATIO_LEAST) < 2 * ratio.standard_error:
+        return "unclear"
+    return "pass" if ratio.median >= RATIO_LEAST else "MISS"
 
 
 def speed(result: Result, arm: str, concurrency: int) -> float:
