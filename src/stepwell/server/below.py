@@ -43,6 +43,7 @@ class DiskBelow:
         self._promotion = Promotion(core, self._guard)
         self._write_back = WriteBack(core, self._guard, disk.holds, self._make_room)
         self._tasks: list[asyncio.Task[None]] = []
+        self._reclaiming = asyncio.Lock()
         self._reclaimed_chunks = 0
 
     def start(self) -> None:
@@ -91,14 +92,15 @@ class DiskBelow:
     # -- the rest --------------------------------------------------------------------------------------
 
     async def _make_room(self) -> bool:
-        segment = self._disk.oldest()
-        if not segment and not self._disk.usage().chunks:
-            return False
-        kept = self._uses.kept(segment, self._disk.segment_bytes, self._core.is_in_use)
-        self._uses.forget([chunk for chunk, _ in segment])
-        await self._disk.reclaim(kept)
-        self._reclaimed_chunks += len(segment) - len(kept)
-        return True
+        async with self._reclaiming:
+            segment = self._disk.oldest()
+            if not segment and not self._disk.usage().chunks:
+                return False
+            kept = self._uses.kept(segment, self._disk.segment_bytes, self._core.is_in_use)
+            self._uses.forget([chunk for chunk, _ in segment])
+            await self._disk.reclaim(kept)
+            self._reclaimed_chunks += len(segment) - len(kept)
+            return True
 
     @property
     def unwritten_chunks(self) -> int:

@@ -13,6 +13,8 @@ from stepwell.types import ChunkId, Reason
 BATCH_BYTES = 32 << 20
 """Written at once, and pinned so long: at most, and no more than an eighth of memory."""
 
+BATCHES_AT_ONCE = 2  # so that the drive is busy while the checksums of one are made
+
 QUEUE_SHARE = 0.25
 """Of memory, at most so much waits to be written. A longer queue would only wait until its chunks are
 evicted; what does not fit is not written, and says so."""
@@ -61,7 +63,12 @@ class WriteBack:
         self._queued.set()
 
     async def run(self) -> None:
-        """Work until cancelled; a batch under way ends first, for it reads from the arena."""
+        """Work until cancelled; batches under way end first, for they read from the arena."""
+        async with asyncio.TaskGroup() as group:
+            for _ in range(BATCHES_AT_ONCE):
+                group.create_task(self._work())
+
+    async def _work(self) -> None:
         while True:
             while not self._queue:
                 self._queued.clear()
@@ -88,7 +95,7 @@ class WriteBack:
         return batch
 
     async def _write(self, batch: list[tuple[Entry, Slot]]) -> None:
-        self._writing = len(batch)
+        self._writing += len(batch)
         left = batch
         tries = 0  # in vain: a chunk that is larger than what is made free never fits
         views = {entry.chunk: self._core.memory.view(slot).toreadonly() for entry, slot in batch}
@@ -110,4 +117,4 @@ class WriteBack:
                 view.release()
             for entry, slot in batch:
                 self._core.let_go(entry, slot)
-            self._writing = 0
+            self._writing -= len(batch)

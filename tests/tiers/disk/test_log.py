@@ -264,3 +264,26 @@ def test_what_was_cleared_does_not_come_back_when_the_note_of_it_is_reclaimed(tm
         return await right(tier, range(30))
 
     assert with_tier(tmp_path, nothing) == []
+
+
+@pytest.mark.parametrize("nbytes", [(20 << 20) + 5, 16 << 20, 3 << 20])
+def test_a_large_chunk_is_written_and_read_by_several_threads(tmp_path: Path, nbytes: int) -> None:
+    limit_bytes = 16 * (32 << 20)
+
+    async def use(tier: DiskTier) -> None:
+        assert await store(tier, [1, 2], nbytes) == [None, None]
+        assert await right(tier, [1, 2], nbytes) == [1, 2]
+
+    with_tier(tmp_path, use, limit_bytes, close=False)
+
+    async def damaged(tier: DiskTier) -> list[int]:
+        path = segments(tmp_path)[0]
+        with path.open("r+b") as file:
+            file.seek(4096 + 4096 + nbytes - 1)
+            byte = file.read(1)
+            file.seek(-1, os.SEEK_CUR)
+            file.write(bytes([byte[0] ^ 1]))
+            os.fsync(file.fileno())
+        return await right(tier, [1, 2], nbytes)
+
+    assert with_tier(tmp_path, damaged, limit_bytes) == [2]

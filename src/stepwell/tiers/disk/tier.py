@@ -32,8 +32,11 @@ from stepwell.tiers.disk.transfer import (
     CALL_BYTES,
     RECORDS_PER_CALL,
     Landing,
+    LargeRecord,
     Writing,
+    is_large,
     read_group,
+    read_part,
     write_group,
     write_header,
     write_table,
@@ -47,6 +50,7 @@ Arguments = TypeVarTuple("Arguments")
 SEGMENT_BYTES_LEAST = 64 << 10
 SEGMENT_BYTES_MOST = 1 << 30
 SEGMENTS_LEAST = 4  # one is written, one is kept free, one is reclaimed
+IO_THREADS = 6  # more than the four calls at once that a drive wants: each also checks what it read
 _SEGMENTS_WANTED = 16  # so that reclaiming takes a small part of what is held
 _SEGMENTS_MOST = 256  # each keeps a descriptor open
 _FULL = (ENOSPC, EDQUOT, EFBIG)  # no room for more, for whatever reason
@@ -130,7 +134,7 @@ class DiskTier:
 
     name = "disk"
 
-    def __init__(self, folder: Path, limit_bytes: int, *, io_threads: int = 4) -> None:
+    def __init__(self, folder: Path, limit_bytes: int, *, io_threads: int = IO_THREADS) -> None:
         """Take the folder, bring it within its limit, and read the segments' headers; `scan` reads the rest.
 
         Raises FolderInUse, or DiskError for a folder or limit that cannot be used.
@@ -357,7 +361,10 @@ class DiskTier:
         assert segment is not None
         jobs = [Writing(w.chunk, w.data, segment.sequence, w.kind) for w in group]
         try:
-            await self._run(write_group, segment.fd, group[0].offset, jobs)
+            if is_large(jobs[0].data.nbytes):
+                await self._write_large(segment.fd, group[0].offset, jobs[0])
+            else:
+                await self._run(write_group, segment.fd, group[0].offset, jobs)
         except OSError as error:
             logger.warning("segment %d of %s cannot be written: %s", segment.number, self._folder, error)
             for write in group:
@@ -369,6 +376,19 @@ class DiskTier:
         for write in group:
             if write.kind is not Kind.CHUNK or not write.unwanted:
                 self._add(segment, Record(write.chunk, write.offset, write.data.nbytes, write.kind))
+
+    async def _write_large(self, fd: int, offset: int, job: Writing) -> None:
+        record = LargeRecord(offset, job.data)
+        record.fill_bounce()
+        parts = [self._run(write_all, fd, at, views) for at, views in record.parts()]
+        await _all([self._run(record.seal, job), *parts])
+        await self._run(write_all, fd, offset, [record.header])
+
+    async def _read_large(self, fd: int, offset: int, landing: Landing) -> list[bool]:
+        record = LargeRecord(offset, landing.into)
+        parts = [(offset, [record.header]), *record.parts()]
+        await _all([self._run(read_part, fd, at, views) for at, views in parts])
+        return [await self._run(record.is_right, landing)]
 
     def _add(self, segment: _Segment, record: Record) -> None:
         segment.records.append(record)
@@ -411,7 +431,10 @@ class DiskTier:
             for _, number in group
         ]
         try:
-            good = await self._run(read_group, segment.fd, group[0][0].offset, landings)
+            if is_large(landings[0].into.nbytes):
+                good = await self._read_large(segment.fd, group[0][0].offset, landings[0])
+            else:
+                good = await self._run(read_group, segment.fd, group[0][0].offset, landings)
         except OSError as error:
             logger.warning("segment %d of %s cannot be read: %s", segment.number, self._folder, error)
             for _, number in group:
@@ -661,6 +684,13 @@ class DiskTier:
 
     def _run(self, work: Callable[[Unpack[Arguments]], T], *arguments: *Arguments) -> Awaitable[T]:
         return asyncio.get_running_loop().run_in_executor(self._threads, work, *arguments)
+
+
+async def _all(works: Sequence[Awaitable[None]]) -> None:
+    """Wait for all, whatever happens: each uses the caller's memory. Raises the first error."""
+    for result in await asyncio.gather(*works, return_exceptions=True):
+        if result is not None:
+            raise result
 
 
 def _groups(writes: list[_Write]) -> Iterator[list[_Write]]:

@@ -6,7 +6,7 @@ buffer.
 """
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from stepwell.codec import frame
@@ -23,8 +23,9 @@ from stepwell.tiers.disk.blocks import (
 from stepwell.tiers.disk.segment import Record, pack_header, pack_table, table_bytes
 from stepwell.types import ChunkId
 
-CALL_BYTES = 8 << 20
-"""Of one call: enough for a drive's full speed, and small enough that several threads share a batch."""
+CALL_BYTES = (4 << 20) + (64 << 10)
+"""Of one call: 4 MiB with its headers is enough for a drive's full speed, and small enough that several
+threads share a batch evenly."""
 
 RECORDS_PER_CALL = 256  # three buffers each: below IOV_MAX
 
@@ -68,6 +69,54 @@ class _Buffers:
             self.rest[:] = self.bounce[: self.rest.nbytes]
 
 
+class LargeRecord:
+    """A record that several threads write or read, a part each."""
+
+    def __init__(self, offset: int, payload: memoryview) -> None:
+        """`offset` is the record's in its file."""
+        self._offset = offset
+        self._payload = payload
+        self._buffers = _Buffers(aligned(BLOCK_BYTES), payload)
+
+    @property
+    def header(self) -> memoryview:
+        """Its block: to be written last, for without it the rest is no record."""
+        return self._buffers.header
+
+    def parts(self) -> Iterator[tuple[int, list[memoryview]]]:
+        """Offset and memory of each part of the payload."""
+        offset = self._offset + BLOCK_BYTES
+        for view in self._buffers.views[1:]:
+            for start in range(0, view.nbytes, CALL_BYTES):
+                part = view[start : start + CALL_BYTES]
+                yield offset, [part]
+                offset += part.nbytes
+
+    def seal(self, record: Writing) -> None:
+        """Fill the header."""
+        header = Header(record.chunk, record.sequence, record.data.nbytes, frame.digest(record.data))
+        self.header[: frame.HEADER_BYTES] = frame.pack(header)
+
+    def fill_bounce(self) -> None:
+        """Before the parts are written."""
+        self._buffers.fill_bounce()
+
+    def is_right(self, landing: Landing) -> bool:
+        """After all parts and the header were read."""
+        return _is_right(landing, self._buffers)
+
+
+def is_large(nbytes: int) -> bool:
+    """Whether several threads are worth it."""
+    return nbytes > 2 * CALL_BYTES
+
+
+def read_part(fd: int, offset: int, views: Sequence[memoryview]) -> None:
+    """As `read_all`; what a file that ends too early did not give shows in the checks. Raises OSError."""
+    with contextlib.suppress(ShortRead):
+        read_all(fd, offset, views)
+
+
 def write_group(fd: int, offset: int, records: Sequence[Writing]) -> None:
     """Write neighbours, the first at `offset`. Raises OSError: then none of them counts as written."""
     headers = aligned(len(records) * BLOCK_BYTES)
@@ -94,8 +143,7 @@ def read_group(fd: int, offset: int, landings: Sequence[Landing]) -> list[bool]:
         _Buffers(headers[number * BLOCK_BYTES : (number + 1) * BLOCK_BYTES], landing.into)
         for number, landing in enumerate(landings)
     ]
-    with contextlib.suppress(ShortRead):  # the checks below tell how much came
-        read_all(fd, offset, [view for one in buffers for view in one.views])
+    read_part(fd, offset, [view for one in buffers for view in one.views])
     return [_is_right(landing, one) for landing, one in zip(landings, buffers, strict=True)]
 
 
