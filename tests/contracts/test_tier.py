@@ -124,6 +124,11 @@ def test_the_same_chunk_twice_in_one_batch_is_stored_once(tier: Tier) -> None:
     assert tier.usage().chunks == 1
 
 
+def test_the_same_chunk_twice_in_one_batch_has_one_outcome(tier: Tier, kind: Kind) -> None:
+    put(tier, *range(kind.chunks_most))
+    assert put(tier, 100, 100) == [Reason.NO_ROOM] * 2
+
+
 def test_the_bytes_are_taken_when_put_returns(tier: Tier) -> None:
     data = bytearray(content(chunk_id(1), CHUNK_BYTES))
     wait(tier.put([Put(chunk_id(1), memoryview(data))]))

@@ -18,7 +18,7 @@ from typing import NamedTuple, TypeVar, TypeVarTuple, Unpack
 
 from stepwell.codec.frame import Kind
 from stepwell.tiers.base import Get, Put, TierUsage
-from stepwell.tiers.disk.blocks import BLOCK_BYTES, aligned, open_blocks
+from stepwell.tiers.disk.blocks import BLOCK_BYTES, aligned, open_blocks, write_all
 from stepwell.tiers.disk.folder import DiskError, own_folder, segment_files, segment_path
 from stepwell.tiers.disk.segment import (
     FIRST_RECORD,
@@ -106,7 +106,7 @@ class _Place(NamedTuple):
 class _Write:
     """A chunk on its way to the log."""
 
-    __slots__ = ("chunk", "data", "kind", "number", "offset", "outcome", "segment", "unwanted")
+    __slots__ = ("chunk", "data", "ended", "kind", "number", "offset", "outcome", "segment", "unwanted")
 
     def __init__(self, number: int, chunk: ChunkId, data: memoryview, kind: Kind = Kind.CHUNK) -> None:
         self.number = number  # of the item in its batch
@@ -117,6 +117,7 @@ class _Write:
         self.offset = 0
         self.outcome: Reason | None = None
         self.unwanted = False  # cleared or deleted while it was written
+        self.ended = asyncio.Event()  # `outcome` is the last word
 
 
 def segment_bytes_of(limit_bytes: int) -> int:
@@ -302,17 +303,27 @@ class DiskTier:
         if self._closed:
             return [Reason.OUT_OF_SERVICE] * len(writes)
         wanted: list[_Write] = []
+        shared: list[tuple[_Write, _Write]] = []  # with whoever is writing the same chunk
         for write in writes:
-            # One that another batch is writing counts as written: whoever asks for it will find it, or not.
-            if write.chunk not in self._catalogue and write.chunk not in self._writing:
+            if (other := self._writing.get(write.chunk)) is not None:
+                shared.append((write, other))
+            elif write.chunk not in self._catalogue:
                 self._writing[write.chunk] = write
                 wanted.append(write)
-        try:
-            await self._put_writes(wanted)
-        finally:
-            for write in wanted:
-                del self._writing[write.chunk]
+        await self._put_marked(wanted)
+        for write, other in shared:
+            await other.ended.wait()
+            write.outcome = other.outcome
         return [write.outcome for write in writes]
+
+    async def _put_marked(self, writes: list[_Write], *, spare: bool = False) -> None:
+        """Write what is marked in `_writing`, and take the marks away."""
+        try:
+            await self._put_writes(writes, spare=spare)
+        finally:
+            for write in writes:
+                del self._writing[write.chunk]
+                write.ended.set()
 
     async def _put_writes(self, writes: list[_Write], *, spare: bool = False) -> list[Reason | None]:
         """Give room, write, enter into the catalogue. `spare`: also the room kept back for reclaiming."""
@@ -445,6 +456,16 @@ class DiskTier:
         async with self._reclaiming:
             if self._segments and self._segments[0].sealed and not self._closed:
                 await self._reclaim_segment(self._segments[0], frozenset(keep))
+            # After a start with another limit, one segment may not make room for one of ours and a spare.
+            while self._segments and self._segments[-1].sealed and not self._can_begin():
+                await self._reclaim_segment(self._segments[0], frozenset())
+
+    def _can_begin(self) -> bool:
+        return self._spaces() >= 2 or (self._cannot_grow and bool(self._free))
+
+    def _spaces(self) -> int:
+        """How many segments could be begun, the one that is kept back included."""
+        return len(self._free) + (self.limit_bytes - self._file_bytes) // self.segment_bytes
 
     async def _reclaim_segment(self, segment: _Segment, keep: frozenset[ChunkId]) -> None:
         kept = [record for record in self._findable(segment) if record.chunk in keep]
@@ -462,11 +483,19 @@ class DiskTier:
     async def _free_file(self, segment: _Segment) -> None:
         # Who reads it now gets what lies there: it is not written before they have.
         await segment.idle.wait()
-        if segment.segment_bytes == self.segment_bytes and _is_whole(segment):
+        if segment.segment_bytes == self.segment_bytes and await self._is_emptied(segment):
             self._free.append((segment.number, segment.fd))
         else:
             await self._run(self._remove_file, segment.number, segment.fd)
             self._file_bytes -= segment.segment_bytes
+
+    async def _is_emptied(self, segment: _Segment) -> bool:
+        """Take back its header, or the next start would find again what was reclaimed, and even cleared."""
+        try:
+            await self._run(write_all, segment.fd, 0, [aligned(BLOCK_BYTES)])
+        except OSError:
+            return False
+        return _is_whole(segment)
 
     async def _write_again(self, records: list[Record]) -> None:
         buffers = [aligned(record.payload_bytes)[: record.payload_bytes] for record in records]
@@ -480,11 +509,7 @@ class DiskTier:
         ]
         for write in good:
             self._writing[write.chunk] = write
-        try:
-            await self._put_writes(good, spare=True)
-        finally:
-            for write in good:
-                del self._writing[write.chunk]
+        await self._put_marked(good, spare=True)
 
     async def _drop_lost(self) -> None:
         """Give up the segments, and free files, that somebody has removed from the folder."""
@@ -504,8 +529,7 @@ class DiskTier:
     async def _open_next(self, spare: bool) -> _Segment | None:
         """A new segment to write to; None when there is no room, or only what is kept back for reclaiming."""
         await self._drop_lost()
-        can_make = (self.limit_bytes - self._file_bytes) // self.segment_bytes
-        if len(self._free) + can_make < (1 if spare else 2):
+        if self._spaces() < (1 if spare else 2):
             return None
         if not self._free:
             try:
