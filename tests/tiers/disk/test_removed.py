@@ -11,6 +11,7 @@ from disk_kit import LIMIT_BYTES, folder_bytes, right, segments, store, with_tie
 from test_faults import limit
 
 from stepwell.tiers.disk import DiskTier, FolderInUse
+from stepwell.tiers.disk.segment import FIRST_RECORD, record_bytes
 from stepwell.types import Reason
 
 SEGMENT_BYTES = LIMIT_BYTES // 16
@@ -130,7 +131,7 @@ def test_a_clear_behind_a_write_that_failed_outlives_a_kill(tmp_path: Path) -> N
     async def use(tier: DiskTier) -> None:
         await store(tier, [0])
         # The file is there at full size, but what is written beyond this fails, and leaves a hole.
-        with limit(resource.RLIMIT_FSIZE, 24 << 10):
+        with limit(resource.RLIMIT_FSIZE, FIRST_RECORD + record_bytes(CHUNK_BYTES)):
             assert await store(tier, [1]) == [Reason.OUT_OF_SERVICE]
         await tier.clear(None)
 
