@@ -108,11 +108,12 @@ def main() -> None:
             for number, what in enumerate(("write", "read")):
                 speed = statistics.median(one[number] for one in ours)
                 limit = statistics.median(one[number] for one in fios)
-                ratio = statistics.median(o[number] / f[number] for o, f in zip(ours, fios, strict=True))
+                ratios = [o[number] / f[number] for o, f in zip(ours, fios, strict=True)]
+                ratio = statistics.median(ratios)
                 verdict = "met" if ratio >= target else "MISSED"
                 print(
                     f"{label:>7} {what:<5} {speed / 1e9:5.2f} GB/s   fio {limit / 1e9:5.2f} GB/s   "
-                    f"ratio {ratio:4.2f} (target {target}) {verdict}",
+                    f"ratio {ratio:4.2f} of {min(ratios):.2f} to {max(ratios):.2f} (target {target}) {verdict}",
                     flush=True,
                 )
 

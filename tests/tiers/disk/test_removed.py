@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from disk_kit import LIMIT_BYTES, folder_bytes, right, segments, store, with_tier
+from disk_kit import CHUNK_BYTES, LIMIT_BYTES, folder_bytes, right, segments, store, with_tier
 from test_faults import limit
 
 from stepwell.tiers.disk import DiskTier, FolderInUse
