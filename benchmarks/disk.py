@@ -113,7 +113,8 @@ def main() -> None:
                 verdict = "met" if ratio >= target else "MISSED"
                 print(
                     f"{label:>7} {what:<5} {speed / 1e9:5.2f} GB/s   fio {limit / 1e9:5.2f} GB/s   "
-                    f"ratio {ratio:4.2f} of {min(ratios):.2f} to {max(ratios):.2f} (target {target}) {verdict}",
+                    f"ratio {ratio:4.2f} of {min(ratios):.2f} to {max(ratios):.2f} "
+                    f"(target {target}) {verdict}",
                     flush=True,
                 )
 
