@@ -76,6 +76,7 @@ class _Segment:
         self.end = FIRST_RECORD  # where the next record goes
         self.begun = 0  # records given room, written or not: the table needs room for all of them
         self.sealed = False
+        self.torn = False  # a write failed: without a table, nothing behind it is found again
         self.in_flight = 0  # reads and writes
         self.idle = asyncio.Event()
         self.idle.set()
@@ -277,11 +278,16 @@ class DiskTier:
         for _ in range(len(self._segments) + 2):
             write = _Write(0, chunk, memoryview(b""), kind)
             (outcome,) = await self._put_writes([write], spare=True)
-            if outcome is not Reason.NO_ROOM:
-                break
-            await self.reclaim(())
-        if outcome is None and write.segment is not None:
-            outcome = await self._sync(write.segment)
+            if outcome is Reason.NO_ROOM:
+                await self.reclaim(())
+                continue
+            if outcome is None and write.segment is not None:
+                # What stands before it in the segment has to be whole, or a start after kill -9 stops there.
+                await write.segment.idle.wait()
+                if write.segment.torn:
+                    continue
+                outcome = await self._sync(write.segment)
+            break
         if outcome is not None:
             logger.warning("the disk tier could not note that it was cleared (%s)", outcome)
 
@@ -369,12 +375,14 @@ class DiskTier:
             logger.warning("segment %d of %s cannot be written: %s", segment.number, self._folder, error)
             for write in group:
                 write.outcome = Reason.OUT_OF_SERVICE
-            return
+            segment.torn = True
         finally:
             for _ in group:
                 segment.finish()
+        if segment.torn and not segment.sealed:
+            await self._seal(segment)
         for write in group:
-            if write.kind is not Kind.CHUNK or not write.unwanted:
+            if write.outcome is None and (write.kind is not Kind.CHUNK or not write.unwanted):
                 self._add(segment, Record(write.chunk, write.offset, write.data.nbytes, write.kind))
 
     async def _write_large(self, fd: int, offset: int, job: Writing) -> None:
@@ -528,7 +536,9 @@ class DiskTier:
 
     async def _drop_lost(self) -> None:
         """Give up the segments, and free files, that somebody has removed from the folder."""
-        for segment in [s for s in self._segments if s.sealed and os.fstat(s.fd).st_nlink == 0]:
+        # Not those in flight: their writes may wait for the very caller. They go the next time.
+        idle = [s for s in self._segments if s.sealed and not s.in_flight]
+        for segment in [s for s in idle if os.fstat(s.fd).st_nlink == 0]:
             lost = sum(1 for _ in self._findable(segment))
             logger.warning("segment %d of %s was removed: %d chunks lost", segment.number, self._folder, lost)
             self.damaged += lost
@@ -649,9 +659,11 @@ class DiskTier:
                 self._file_bytes -= segment.segment_bytes
 
     def _make_file(self) -> tuple[int, int]:
+        if os.fstat(self._lock).st_nlink == 0:  # somebody removed the folder, and another may use it by now
+            removed, self._lock = self._lock, own_folder(self._folder)
+            os.close(removed)
         number = next(n for n in range(1 << 30) if not segment_path(self._folder, n).exists())
         path = segment_path(self._folder, number)
-        self._folder.mkdir(mode=0o700, exist_ok=True)  # somebody may have removed it
         fd, direct = open_blocks(path, create=True, direct=self.direct)
         try:
             self._note_direct(direct)
@@ -663,7 +675,8 @@ class DiskTier:
         return number, fd
 
     def _remove_file(self, number: int, fd: int) -> None:
-        segment_path(self._folder, number).unlink(missing_ok=True)
+        if os.fstat(fd).st_nlink:  # else somebody removed it, and a newer file may have its name
+            segment_path(self._folder, number).unlink(missing_ok=True)
         os.close(fd)
 
     def _note_direct(self, direct: bool) -> None:
