@@ -37,6 +37,7 @@ REQUESTS: list[wire.Message] = [
     wire.Load(7, b"s" * 16, b"k" * 64, 1, True),
     wire.More(7),
     wire.Forget(b"s" * 16),
+    wire.Checked(b"s" * 16, b"k" * 32, 0.5, False),
     wire.Reserve(8, [wire.Run(b"s" * 16, None, b"k" * 32), wire.Run(b"s" * 16, b"p" * 32, b"")]),
     wire.Commit(8),
     wire.Abort(8),

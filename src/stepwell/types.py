@@ -38,7 +38,9 @@ class Reason(StrEnum):
     NO_WORKER = "no_worker"  # not every worker of the engine has mapped the arena yet
     UNSUPPORTED = "unsupported"  # this model's cache layout cannot be served yet
     BYPASSED = "bypassed"  # the request asked for no cache (prompt log-probabilities)
-    IN_DOUBT = "in_doubt"  # the adapter or model files changed under the running engine
+    IN_DOUBT = (
+        "in_doubt"  # files changed under the running engine, or what it computes differs from what is held
+    )
 
 
 class SpaceSpec(msgspec.Struct, frozen=True):
@@ -107,3 +109,6 @@ class CacheStats(msgspec.Struct, frozen=True):
     dropped: dict[Reason, int]  # chunks offered and not stored
     requests: RequestStats
     tiers: dict[str, TierStats]
+    checked_chunks: int = 0  # computed again though they were held, and compared
+    differing_chunks: int = 0  # of those, the ones that were not what was held
+    closed_spaces: int = 0  # in which too many differed

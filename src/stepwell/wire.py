@@ -176,6 +176,15 @@ class Report(Note, frozen=True, tag="report"):
         )
 
 
+class Checked(Note, frozen=True, tag="checked"):
+    """A chunk that was held was computed again, and compared."""
+
+    space: SpaceId
+    key: Key
+    difference: float  # 0: equal; see `stepwell.policy.canary`
+    matches: bool
+
+
 class Forget(Note, frozen=True, tag="forget"):
     """Nobody will ask for this space again: its chunks can go, when there is time."""
 
@@ -208,7 +217,7 @@ class Stats(Message, frozen=True, tag="stats-are"):
 
 Request: TypeAlias = (
     Hello | Mapped | Workers | OpenSpace | Lookup | Prefetch | Load | More | Reserve | Commit | Abort
-    | Release | Report | Forget | Clear | Ping | GetStats
+    | Release | Report | Checked | Forget | Clear | Ping | GetStats
 )  # fmt: skip
 Reply: TypeAlias = (
     Welcome | Refused | Attached | SpaceOpened | Found | Loaded | Reserved | Cleared | Pong | Stats

@@ -135,6 +135,9 @@ class GatedCopier:
             self._copier.store(arena, offsets[half:], blocks[half:])
             self._queue.popleft()
 
+    def read(self, block: int) -> Bytes:
+        return self._copier.read(block)
+
     def fence(self) -> None:
         self.fences += 1
         self.open()

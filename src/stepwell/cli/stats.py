@@ -71,6 +71,9 @@ def _chunks(stats: CacheStats) -> Table:
     table.add_row("hit", f"{served:,}", _percent(served, asked))
     for reason, count in _occurred(stats.missed):
         table.add_row(f"missed: {reason}", f"{count:,}", _percent(count, asked))
+    if stats.checked_chunks:
+        table.add_row("computed again, to compare", f"{stats.checked_chunks:,}", "")
+        table.add_row("of those, different", f"{stats.differing_chunks:,}", "")
     for reason, count in _occurred(stats.dropped):
         table.add_row(f"not stored: {reason}", f"{count:,}", "")
     return table

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from stepwell.engines.pages import Bytes
 from stepwell.tiers.arena import ArenaMap
 
 logger = logging.getLogger(__name__)
@@ -92,6 +93,12 @@ class DeviceCopier:
                 nbytes = (last - first) * self.block_bytes
                 start = offsets[part][first]
                 memory[start : start + nbytes].copy_(self._staging[first:last].view(-1), non_blocking=True)
+
+    def read(self, block: int) -> Bytes:
+        # Waits for the device: this is for one block now and then.
+        pages = [layer[block].contiguous().view(-1).view(torch.uint8) for layer in self._layers]
+        read: Bytes = torch.cat(pages).cpu().numpy()
+        return read
 
     def fence(self) -> None:
         if self._stream is not None:

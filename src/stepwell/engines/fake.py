@@ -123,7 +123,9 @@ class FakeEngine:
         copier: Callable[[Sequence[Bytes]], Copier] = HostCopier,
         call_timeout_s: float = CALL_TIMEOUT_S,
         clock: Callable[[], float] = time.monotonic,
+        canary_chunks: int = 0,
     ) -> None:
+        self._canary_chunks = canary_chunks
         self._clock = clock
         self.block_tokens = block_tokens
         self.step_tokens = step_tokens
@@ -172,7 +174,7 @@ class FakeEngine:
         self.client.connect()
         self.worker = WorkerSide(self._arenas, copier, 0, geometry.stripe_bytes)
         spaces = Spaces(self.client, geometry, lambda: identity, self._adapter_digest)
-        self.scheduler = SchedulerSide(self.client, spaces, geometry, self._clock)
+        self.scheduler = SchedulerSide(self.client, spaces, geometry, self._clock, self._canary_chunks)
 
     def _adapter_digest(self, adapter: Adapter) -> bytes | Reason:
         return fingerprint(("adapter", adapter.lora_path, self._adapter_files))

@@ -22,8 +22,9 @@ from stepwell.client import Client
 from stepwell.engines.geometry import Geometry
 from stepwell.engines.jobs import CopyJob, Done, StepJobs
 from stepwell.engines.spaces import Adapter, Spaces
+from stepwell.policy.canary import CANARY_CHUNKS, TOLERANCE, Canary
 from stepwell.policy.cost import PrefillSpeed
-from stepwell.types import Key, Reason, RequestStats
+from stepwell.types import Key, Reason, RequestStats, SpaceId
 
 
 class EngineRequest(Protocol):
@@ -58,6 +59,7 @@ _SKIPPED_STEPS_MOST = 31  # a second, or less, of decoding
 class _Promise:
     """A lease on the leading chunks that a request may load."""
 
+    space: SpaceId
     lease: int
     server_id: str
     first_chunk: int
@@ -70,12 +72,24 @@ class _Promise:
     to_tokens: int = 0
 
 
+@dataclass(frozen=True)
+class _Canary:
+    """A chunk that is held, and computed all the same."""
+
+    space: SpaceId
+    key: Key
+    chunk: int  # its number in the prompt
+    job: CopyJob  # whose blocks are known when it is computed
+
+
 @dataclass
 class _Tracked:
     """One request between its arrival and its end."""
 
     request: EngineRequest
     promise: _Promise | None = None
+    sampled: bool | None = None  # whether a chunk of it is compared; None: not decided
+    canary: _Canary | None = None
     wait_until_s: float | None = None  # for what comes from slower tiers; set when it is first known
     ask_again_at_s: float = 0.0  # after a look-up that found nothing
     skip_steps: int = 0  # before it is asked again for chunks that others are writing
@@ -101,8 +115,9 @@ class SchedulerSide:
         spaces: Spaces,
         geometry: Geometry,
         clock: Callable[[], float] = time.monotonic,
+        canary_chunks: int = CANARY_CHUNKS,
     ) -> None:
-        """`clock` counts seconds from anywhere."""
+        """`clock` counts seconds from anywhere; of `canary_chunks` chunks found one is compared (0: none)."""
         self._client = client
         self._spaces = spaces
         self._geometry = geometry
@@ -114,13 +129,17 @@ class SchedulerSide:
         self._tracked: dict[str, _Tracked] = {}
         self._scheduled: list[_Tracked] = []  # in this step, with something to load
         self._leases: dict[int, int] = {}  # being loaded, by ranks still to report
+        self._sample = Canary(canary_chunks)
+        self._canaries: dict[int, _Canary] = {}  # leases kept until their chunk is compared
+        self._comparing: dict[int, int] = {}  # likewise, by ranks still to report
+        self._differences: dict[int, float] = {}
         self._reservations: dict[int, int] = {}  # being stored, likewise
         self._failed: set[int] = set()  # of these, those that some rank could not store
 
     @property
     def copying(self) -> bool:
         """Whether workers have jobs that they did not report as finished."""
-        return bool(self._leases or self._reservations)
+        return bool(self._leases or self._reservations or self._comparing)
 
     # -- asked by the scheduler ------------------------------------------------------------------------
 
@@ -154,12 +173,25 @@ class SchedulerSide:
         tracked = self._track(request)
         tracked.blocks = list(blocks)
         promise = tracked.promise
-        if promise is not None and loaded_tokens > 0:
+        if promise is not None and (loaded_tokens > 0 or tracked.sampled):
+            if tracked.sampled and promise.from_tokens + loaded_tokens == promise.to_tokens:
+                self._keep_for_compare(tracked, promise)
             promise.to_tokens = promise.from_tokens + loaded_tokens
             self._scheduled.append(tracked)
         else:
             self._take_back(tracked)
         self._report(tracked, loaded_tokens)
+
+    def _keep_for_compare(self, tracked: _Tracked, promise: _Promise) -> None:
+        chunk, geometry = promise.chunks - 1, self._geometry
+        tracked.sampled = False
+        if promise.to_tokens != chunk * geometry.chunk_tokens:
+            return
+        place = promise.places[chunk - promise.first_chunk]
+        offsets = [place + block * geometry.block_bytes for block in range(geometry.chunk_blocks)]
+        (key,) = self._keys(tracked.request, chunk, chunk + 1)
+        job = CopyJob(promise.lease, promise.server_id, offsets, [])
+        tracked.canary = self._canaries[promise.lease] = _Canary(promise.space, key, chunk, job)
 
     def step(
         self,
@@ -176,7 +208,11 @@ class SchedulerSide:
         loads = []
         for tracked in self._scheduled:
             promise = tracked.promise
-            if promise is not None:  # else it was aborted since
+            if promise is not None and promise.to_tokens == promise.from_tokens:  # only to be compared
+                if promise.lease not in self._canaries:
+                    self._take_back(tracked)
+                tracked.promise = None
+            elif promise is not None:  # else it was aborted since
                 loads.append(self._load_job(tracked, promise))
                 self._leases[promise.lease] = self._geometry.ranks
                 tracked.promise = None
@@ -188,9 +224,10 @@ class SchedulerSide:
                 known.blocks.extend(blocks)  # in place: most steps bring nothing, and prompts are long
         if scheduled_tokens:
             self._steps.append((self._clock(), scheduled_tokens))
+        compares = self._compare_jobs(computed_tokens)
         stores = self._store_jobs(computed_tokens)
         self._client.flush()
-        return StepJobs(loads, stores)
+        return StepJobs(loads, stores, compares)
 
     def step_ended(self) -> None:
         """The engine has the result of the oldest step that computed something."""
@@ -204,8 +241,12 @@ class SchedulerSide:
     def copied(self, done: Done) -> None:
         """Workers report the jobs that they have finished since their last report."""
         for lease, ranks in done.loads.items():
-            if _count_down(self._leases, lease, ranks):
+            if _count_down(self._leases, lease, ranks) and lease not in self._canaries:
                 self._client.note(wire.Release(lease))
+        for lease, ranks in done.compares.items():
+            self._differences[lease] = max(done.differences[lease], self._differences.get(lease, 0.0))
+            if _count_down(self._comparing, lease, ranks):
+                self._compared(lease)
         self._failed |= done.failed_stores & self._reservations.keys()
         for reservation, ranks in done.stores.items():
             # Not before the last rank, not even when another has failed: it may still copy into the slots.
@@ -220,6 +261,11 @@ class SchedulerSide:
         tracked = self._tracked.pop(request_id, None)
         if tracked is None:
             return
+        if tracked.canary is not None:  # never computed
+            if tracked.promise is None:
+                self._end_canary(tracked.canary)
+            else:
+                del self._canaries[tracked.canary.job.number]
         self._take_back(tracked)
         if tracked.unstored is not None:
             dropped = {tracked.unstored: tracked.complete_chunks - tracked.settled_chunks}
@@ -269,7 +315,14 @@ class SchedulerSide:
         promise.from_tokens = engine_tokens
         # One token must be computed, or there is nothing to sample from.
         promise.to_tokens = min(promise.chunks * self._geometry.chunk_tokens, tracked.request.num_tokens - 1)
-        return promise if promise.to_tokens > engine_tokens else Reason.NOT_HELD
+        if promise.to_tokens <= engine_tokens:
+            return Reason.NOT_HELD
+        last_tokens = (promise.chunks - 1) * self._geometry.chunk_tokens
+        if tracked.sampled is None:
+            tracked.sampled = self._sample.due(promise.chunks - promise.first_chunk)
+        if tracked.sampled and last_tokens >= engine_tokens:
+            promise.to_tokens = last_tokens
+        return promise
 
     def _is_good(self, promise: _Promise, engine_tokens: int, now_s: float) -> bool:
         return (
@@ -303,6 +356,7 @@ class SchedulerSide:
             coming_tokens = (reply.coming - max(first, reply.chunks)) * geometry.chunk_tokens
             tracked.wait_until_s = now_s + self._speed.seconds(coming_tokens)
         return _Promise(
+            space,
             lease,
             server_id,
             first,
@@ -353,6 +407,40 @@ class SchedulerSide:
         computed = request.num_prompt_tokens - tracked.engine_tokens - loaded_tokens
         stats = RequestStats(1, request.num_prompt_tokens, tracked.engine_tokens, loaded_tokens, computed)
         self._client.note(wire.Report(stats, missed))
+
+    # -- comparing -------------------------------------------------------------------------------------
+
+    def _compare_jobs(self, computed_tokens: Mapping[str, int]) -> list[CopyJob]:
+        if not self._canaries:
+            return []
+        jobs = []
+        for request_id, tokens in computed_tokens.items():
+            tracked = self._tracked.get(request_id)
+            canary = None if tracked is None else tracked.canary
+            if tracked is None or canary is None:
+                continue
+            if tokens < (canary.chunk + 1) * self._geometry.chunk_tokens:
+                continue
+            first = canary.chunk * self._geometry.chunk_blocks
+            blocks = tracked.blocks[first : first + self._geometry.chunk_blocks]
+            tracked.canary = None
+            self._comparing[canary.job.number] = self._geometry.ranks
+            jobs.append(CopyJob(canary.job.number, canary.job.server_id, canary.job.offsets, blocks))
+        return jobs
+
+    def _compared(self, lease: int) -> None:
+        canary = self._canaries[lease]
+        difference = self._differences.pop(lease)
+        if canary.job.server_id == self._client.server_id:
+            matches = difference <= TOLERANCE
+            self._client.note(wire.Checked(canary.space, canary.key, difference, matches))
+        self._end_canary(canary)
+
+    def _end_canary(self, canary: _Canary) -> None:
+        lease = canary.job.number
+        del self._canaries[lease]
+        if lease not in self._leases and canary.job.server_id == self._client.server_id:
+            self._client.note(wire.Release(lease))
 
     # -- storing ---------------------------------------------------------------------------------------
 

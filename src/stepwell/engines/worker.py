@@ -9,8 +9,12 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Protocol
 
+import numpy as np
+
 from stepwell.client import ArenaClient
+from stepwell.engines.compare import difference
 from stepwell.engines.jobs import CopyJob, Done, StepJobs
+from stepwell.engines.pages import Bytes
 from stepwell.tiers.arena import ArenaMap
 
 logger = logging.getLogger(__name__)
@@ -25,6 +29,9 @@ class Copier(Protocol):
     def store(self, arena: ArenaMap, offsets: Sequence[int], blocks: Sequence[int]) -> int:
         """Pages to arena, of all that the engine has run so far. Returns the copy's number."""
 
+    def read(self, block: int) -> Bytes:
+        """One block's pages as the engine left them, of all layers, in the order of a chunk."""
+
     def fence(self) -> None:
         """Whatever the engine runs next may overwrite pages that are still being stored."""
 
@@ -35,7 +42,11 @@ class Copier(Protocol):
 class WorkerSide:
     """One for each rank. Methods follow the order of vLLM's worker connector within a step."""
 
-    def __init__(self, arenas: ArenaClient, copier: Copier, rank: int, stripe_bytes: int) -> None:
+    def __init__(
+        self, arenas: ArenaClient, copier: Copier, rank: int, stripe_bytes: int, element: str = ""
+    ) -> None:
+        """`element` is the type of the pages' elements, as "bfloat16"; "" where only equal bytes will do."""
+        self._element = element
         self._arenas = arenas
         self._copier = copier
         self._distance = rank * stripe_bytes
@@ -65,6 +76,8 @@ class WorkerSide:
 
     def store(self, jobs: StepJobs) -> None:
         """After the forward pass."""
+        for job in jobs.compares:
+            self._compare(job)
         for job in jobs.stores:
             arena = self._arenas.arena_of(job.server_id)
             if arena is None:
@@ -72,6 +85,17 @@ class WorkerSide:
                 self._done.stores[job.number] += 1
                 continue
             self._storing[job.number] = self._copier.store(arena, self._mine(job), job.blocks)
+
+    def _compare(self, job: CopyJob) -> None:
+        arena = self._arenas.arena_of(job.server_id)
+        largest = 0.0
+        if arena is not None:  # else there is nothing left to compare with, nor to serve
+            memory = np.frombuffer(arena.buffer, np.uint8)
+            for offset, block in zip(self._mine(job), job.blocks, strict=True):
+                fresh = self._copier.read(block)
+                stored = memory[offset : offset + fresh.nbytes]
+                largest = max(largest, difference(stored, fresh, self._element))
+        self._done.compared(job.number, largest)
 
     def take_done(self) -> Done:
         """What was finished since the last call."""

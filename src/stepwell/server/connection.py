@@ -106,6 +106,9 @@ class Connection(asyncio.Protocol):
                 core.release(session, note.lease)
             case wire.Prefetch():
                 core.prefetch(note.space, note.keys)
+            case wire.Checked():
+                if core.checked(note.space, note.key, note.difference, note.matches):
+                    self._host.forget(note.space)
             case wire.Forget():
                 self._host.forget(note.space)
             case wire.Report():

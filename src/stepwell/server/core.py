@@ -7,6 +7,7 @@ connection. So a scheduler that reconnects still owns its leases, and a slot tha
 copying into is not given away before that worker is gone.
 """
 
+import logging
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Sequence
@@ -17,6 +18,7 @@ from stepwell.tiers.memory import MemoryTier, Slot
 from stepwell.types import (
     ChunkId,
     Hit,
+    Key,
     Reason,
     RequestStats,
     SpaceId,
@@ -25,11 +27,16 @@ from stepwell.types import (
 )
 from stepwell.wire import ChunkRun, Granted, ProtocolError, Run, pack_places
 
+logger = logging.getLogger(__name__)
+
 # Bytes that may go for one byte of a new chunk. Chunks of one size need 1.
 _EVICTED_PER_RESERVED = 8
 
 # A writer that takes longer than any step of an engine hangs: then somebody else may write its chunks.
 WRITER_PATIENCE_S = 10.0
+
+# So many chunks of a space that are not what computing them gives are no accident: it is closed.
+DIFFERING_MOST = 3
 
 # Chunks removed between two looks at the sockets: 10 ms, where all of 300,000 took 2.6 s.
 _CLEARED_PER_SLICE = 1_000
@@ -137,6 +144,8 @@ class Core:
         self.requests = RequestStats()
         self.missed: Counter[Reason] = Counter()
         self.dropped: Counter[Reason] = Counter()
+        self.checked_chunks = 0
+        self.differing: Counter[SpaceId] = Counter()  # chunks that were computed again and differed
         self.lookups = 0
         self.hit_chunks = 0
         self._index = index
@@ -167,6 +176,33 @@ class Core:
             raise ProtocolError(f"no chunk has {spec.chunk_tokens} tokens in {spec.chunk_bytes} bytes")
         self._spaces[space] = spec
 
+    @property
+    def closed_spaces(self) -> int:
+        """Spaces in which nothing is served or stored any more."""
+        return sum(map(self._is_closed, self.differing))
+
+    def _is_closed(self, space: SpaceId) -> bool:
+        return self.differing[space] >= DIFFERING_MOST
+
+    def checked(self, space: SpaceId, key: Key, difference: float, matches: bool) -> bool:
+        """An engine computed a held chunk again: whether its space is closed now and has to be forgotten."""
+        self.checked_chunks += 1
+        if matches:
+            return False
+        self.differing[space] += 1
+        logger.error(
+            "chunk %s of space %s is not what computing it gives (difference %.3g): its bytes were wrong "
+            "when they were stored, or the engine computes differently now",
+            key.hex(),
+            space.hex(),
+            difference,
+        )
+        self._remove(space + key)
+        if self.differing[space] == DIFFERING_MOST:
+            logger.error("space %s is closed: %d of its chunks differed", space.hex(), DIFFERING_MOST)
+            return True
+        return False
+
     def _spec(self, space: SpaceId) -> SpaceSpec:
         try:
             return self._spaces[space]
@@ -178,7 +214,7 @@ class Core:
     def lookup(self, space: SpaceId, keys: bytes) -> Hit:
         """Counts nothing and keeps nothing: a look-up is a question."""
         self._spec(space)
-        run = ChunkRun(space, keys)
+        run = ChunkRun(space, b"" if self._is_closed(space) else keys)
         held = self._index.held_run(run)
         chunks = self.below.leading(run, held)
         return Hit(chunks, (self.memory.name,) * held + self.below.names(chunks - held))
@@ -186,7 +222,7 @@ class Core:
     def prefetch(self, space: SpaceId, keys: bytes) -> None:
         """Begin to bring up what slower tiers hold of a prompt. Raises UnknownSpace."""
         self._spec(space)
-        run = ChunkRun(space, keys)
+        run = ChunkRun(space, b"" if self._is_closed(space) else keys)
         self.below.bring(space, run, self._index.held_run(run))
 
     def load(
@@ -208,6 +244,9 @@ class Core:
             raise ProtocolError(f"lease {number} exists already, or begins before its first chunk")
         self._spec(space)
         run = ChunkRun(space, keys)
+        if self._is_closed(space):
+            self.missed[Reason.IN_DOUBT] += len(run)
+            run = run[:0]
         lease = Lease(run, first, not again)
         held = self._index.held_run(run)
         if held and run[held - 1] in self._index:  # always, where the keys are a chain
@@ -334,6 +373,9 @@ class Core:
         return [self._reserve_run(run, nbytes, chunks, taken) for run, nbytes, chunks in asked]
 
     def _reserve_run(self, run: Run, nbytes: int, chunks: ChunkRun, taken: list[Pending]) -> Granted:
+        if self._is_closed(run.space):
+            self.dropped[Reason.IN_DOUBT] += len(chunks)
+            return Granted(0, [], b"", Reason.IN_DOUBT)
         parent = None if run.parent is None else run.space + run.parent
         before = None if parent is None else self._index.get(parent)
         held = self._index.held_run(chunks, 0 if before is None else before.depth + 1)

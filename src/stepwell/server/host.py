@@ -139,6 +139,9 @@ class CacheHost:
             dropped={reason: dropped[reason] for reason in Reason},
             requests=core.requests,
             tiers=tiers,
+            checked_chunks=core.checked_chunks,
+            differing_chunks=core.differing.total(),
+            closed_spaces=core.closed_spaces,
         )
 
     async def close(self) -> None:

@@ -113,6 +113,10 @@ class _StatsCollector(Collector):
             "reason", "dropped_chunks", "Chunks offered and not stored.", _every_reason(stats.dropped)
         )
 
+        yield _counter("checked_chunks", "Held chunks that were computed again.", stats.checked_chunks)
+        yield _counter("differing_chunks", "Of those, the ones that differed.", stats.differing_chunks)
+        yield _gauge("closed_spaces", "Spaces in which too many differed.", stats.closed_spaces)
+
         requests = stats.requests
         yield _counter("requests", "Requests of engines that have their first token.", requests.requests)
         yield _counter_by(

@@ -36,6 +36,7 @@ from stepwell.engines.vllm.pages import (
     layout_digest,
 )
 from stepwell.engines.worker import WorkerSide
+from stepwell.policy.canary import CANARY_CHUNKS
 
 try:
     from vllm.distributed.kv_transfer.kv_connector.v1.base import SupportsHMA
@@ -85,8 +86,9 @@ class StepwellConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
     """Named by `--kv-transfer-config`.
 
     `kv_connector_extra_config` may hold `socket` (the cache server's; else STEPWELL_SOCKET, else the
-    user's default), `chunk_blocks` (blocks a chunk; default: the fewest that reach 1 MiB) and `salt` (keeps
-    this engine's chunks apart from those of engines with another salt).
+    user's default), `chunk_blocks` (blocks a chunk; default: the fewest that reach 1 MiB), `salt` (keeps
+    this engine's chunks apart from those of engines with another salt) and `canary_chunks` (of so many
+    chunks found, one is computed again and compared; default 1,000, 0: never).
     """
 
     if _HOST is not None:
@@ -101,16 +103,22 @@ class StepwellConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         self._loads_begun = False
         transfer = vllm_config.kv_transfer_config
         extra = dict(transfer.kv_connector_extra_config or {})
-        unknown = set(extra) - {"socket", "chunk_blocks", "salt"}
+        unknown = set(extra) - {"socket", "chunk_blocks", "salt", "canary_chunks"}
         if unknown:
             raise ValueError(
                 f"kv_connector_extra_config has unknown names {sorted(unknown)}: "
-                "Stepwell knows socket, chunk_blocks and salt"
+                "Stepwell knows socket, chunk_blocks, salt and canary_chunks"
             )
         chunk_blocks = extra.get("chunk_blocks")
         if chunk_blocks is not None and (type(chunk_blocks) is not int or chunk_blocks < 1):
             raise ValueError(
                 f"kv_connector_extra_config: chunk_blocks is a whole number from 1, not {chunk_blocks!r}"
+            )
+        canary_chunks = extra.get("canary_chunks", CANARY_CHUNKS)
+        if type(canary_chunks) is not int or canary_chunks < 0:
+            raise ValueError(
+                "kv_connector_extra_config: canary_chunks is a whole number, 0 for never, "
+                f"not {canary_chunks!r}"
             )
         socket = extra.get("socket") or os.environ.get("STEPWELL_SOCKET") or default_socket(os.environ)
         self._dial = dial_unix(Path(socket).expanduser())
@@ -124,7 +132,7 @@ class StepwellConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
             if role == KVConnectorRole.SCHEDULER:
                 logger.warning("Stepwell cannot serve this engine yet: %s. It runs uncached.", error)
         if role == KVConnectorRole.SCHEDULER and self._geometry is not None:
-            self._scheduler = self._scheduler_side(self._geometry, extra.get("salt"))
+            self._scheduler = self._scheduler_side(self._geometry, extra.get("salt"), canary_chunks)
 
     @property
     def requires_kv_delivery(self) -> bool:
@@ -133,13 +141,13 @@ class StepwellConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
 
     # -- scheduler ---------------------------------------------------------------------------------------
 
-    def _scheduler_side(self, geometry: Geometry, salt: str | None) -> SchedulerSide:
+    def _scheduler_side(self, geometry: Geometry, salt: str | None, canary_chunks: int) -> SchedulerSide:
         client = Client(self._dial, self._session)
         client.connect()
         self._clients.append(client)
         identity = Identity(self._vllm_config, self._kv_cache_config, geometry, salt)
         spaces = Spaces(client, geometry, identity, identity.adapter_digest)
-        return SchedulerSide(client, spaces, geometry)
+        return SchedulerSide(client, spaces, geometry, canary_chunks=canary_chunks)
 
     def on_new_request(self, request: Any) -> None:
         if self._scheduler is not None:
@@ -223,7 +231,7 @@ class StepwellConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
             arenas.on_map, arenas.on_unmap = register, unregister
         arenas.connect()
         self._clients.append(arenas)
-        self._worker = WorkerSide(arenas, copier, rank, self._geometry.stripe_bytes)
+        self._worker = WorkerSide(arenas, copier, rank, self._geometry.stripe_bytes, _element(layers))
 
     def _copier(self, layers: Sequence[torch.Tensor]) -> HostCopier | DeviceCopier:
         if layers[0].device.type == "cpu":
@@ -274,3 +282,9 @@ class StepwellConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         for client in self._clients:
             client.close()
         self._clients = []
+
+
+def _element(layers: dict[str, torch.Tensor]) -> str:
+    """The type of the pages' elements, "" where layers differ."""
+    types = {str(layer.dtype).removeprefix("torch.") for layer in layers.values()}
+    return types.pop() if len(types) == 1 else ""
