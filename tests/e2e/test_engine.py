@@ -240,7 +240,7 @@ def test_a_restarted_engine_finds_its_cache_warm_until_it_is_reset(
         assert answer.cached_tokens == 7 * BLOCK_TOKENS
         assert agree(answer, expected)
         fresh.post("/reset_prefix_cache?reset_external=true", {})
-        assert server.stats()["tiers"]["memory"]["chunks"] == 0
+        wait_for(lambda: server.stats()["tiers"]["memory"]["chunks"] == 0, 10, server.stats)
         assert fresh.ask(text).cached_tokens == 0
         for seed in range(111, 114):
             fresh.ask(prompt(seed, 1400))

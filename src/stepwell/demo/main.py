@@ -1,7 +1,8 @@
 """The demo from start to end: model, a run without Stepwell, the same run with it, table and report.
 
 Both runs: long documents in turn, interleaved chats, the engine stopped and started, the first questions
-again. The second run sends the very prompts of the first: the chats' histories hold the first run's answers.
+again; then once more, with Stepwell's cache server restarted too, so that its answers come from disk. The
+second run sends the very prompts of the first: the chats' histories hold the first run's answers.
 """
 
 import asyncio
@@ -44,7 +45,7 @@ class Script(msgspec.Struct, frozen=True):
     """The prompts that the first run sent, for the second."""
 
     first_engine: tuple[Request, ...]
-    restarted_engine: tuple[Request, ...]
+    restarts: tuple[tuple[Request, ...], ...]  # to an engine of its own each: restarted alone, then with all
 
 
 def run_demo(json_path: Path | None, report_path: Path | None, quick: bool) -> int:
@@ -110,29 +111,40 @@ class _Run:
     async def first(self, sizes: Sizes) -> tuple[Script, Run]:
         """Without Stepwell. The chats grow by what this engine answers."""
         documents = workload.document_requests(sizes, SEED)
-        restart = workload.restart_requests(sizes, SEED)
+        restarts = [workload.restart_requests(sizes, SEED, phase) for phase in (Phase.RESTART, Phase.DISK)]
         log = self._folder / "vllm-without.log"
         async with _Session(self, log, None) as session:
             await session.play(documents)
             chat_requests = await session.chat(workload.chats(sizes, SEED), sizes.turns)
-        async with _Session(self, log, None) as restarted:
-            await restarted.play(restart)
-        script = Script((*documents, *chat_requests), tuple(restart))
-        return script, _joined(session, restarted)
+        sessions = [session]
+        for requests in restarts:
+            async with _Session(self, log, None) as restarted:
+                await restarted.play(requests)
+            sessions.append(restarted)
+        script = Script((*documents, *chat_requests), tuple(map(tuple, restarts)))
+        return script, _joined(sessions)
 
     async def second(self, script: Script) -> Run:
-        """With Stepwell: one cache server beside both engines."""
+        """With Stepwell: a cache server beside two engines, then another on its disk beside the last."""
         socket = self._folder / "stepwell.sock"
         log = self._folder / "vllm-with.log"
-        async with cache_server(socket, self._folder / "stepwell.log") as cache:
+        after_engine, after_all = script.restarts
+        disk = self._folder / "disk"
+        async with cache_server(socket, disk, self._folder / "stepwell.log") as cache:
             self._console.print(f"  cache server ready after {cache.start_s:.1f} s")
             async with _Session(self, log, socket) as session:
                 for phase in (Phase.DOCUMENTS, Phase.CHATS):
                     await session.play([request for request in script.first_engine if request.phase == phase])
             async with _Session(self, log, socket) as restarted:
-                await restarted.play(script.restarted_engine)
+                await restarted.play(after_engine)
             cache.check()
-        return _joined(session, restarted)
+        self._console.print("  cache server stopped: what it had in memory is gone")
+        async with cache_server(socket, disk, self._folder / "stepwell-2.log") as cache:
+            self._console.print(f"  cache server ready after {cache.start_s:.1f} s, with what lies on disk")
+            async with _Session(self, log, socket) as from_disk:
+                await from_disk.play(after_all)
+            cache.check()
+        return _joined([session, restarted, from_disk])
 
 
 class _Session:
@@ -212,11 +224,11 @@ def _interleaved(chats: int, turns: int) -> Iterator[int]:
         yield from range(chats)
 
 
-def _joined(first: _Session, restarted: _Session) -> Run:
+def _joined(sessions: Sequence[_Session]) -> Run:
     return Run(
-        requests=(*first.requests, *restarted.requests),
-        phases=(*first.phases, *restarted.phases),
-        engine_start_s=(first.start_s, restarted.start_s),
+        requests=tuple(request for session in sessions for request in session.requests),
+        phases=tuple(phase for session in sessions for phase in session.phases),
+        engine_start_s=tuple(session.start_s for session in sessions),
     )
 
 

@@ -10,6 +10,7 @@ TITLES = {
     Phase.DOCUMENTS: "long documents, asked about in turn",
     Phase.CHATS: "interleaved chats, whole history each turn",
     Phase.RESTART: "engine restarted, first questions again",
+    Phase.DISK: "engine and cache server restarted, again",
 }
 HEADINGS = (
     "TTFT\np50 s",

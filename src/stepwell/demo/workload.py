@@ -40,11 +40,12 @@ FOLLOW_UPS = (
 
 
 class Phase(StrEnum):
-    """The three parts of the demo."""
+    """The parts of the demo."""
 
     DOCUMENTS = "documents"
     CHATS = "chats"
     RESTART = "restart"
+    DISK = "disk"
 
 
 class Sizes(msgspec.Struct, frozen=True):
@@ -101,10 +102,10 @@ def document_requests(sizes: Sizes, seed: int) -> list[Request]:
     ]
 
 
-def restart_requests(sizes: Sizes, seed: int) -> list[Request]:
+def restart_requests(sizes: Sizes, seed: int, phase: Phase) -> list[Request]:
     """The first question about every document once more, word for word."""
     first_round = document_requests(sizes, seed)[: sizes.documents]
-    return [msgspec.structs.replace(request, phase=Phase.RESTART) for request in first_round]
+    return [msgspec.structs.replace(request, phase=phase) for request in first_round]
 
 
 def chats(sizes: Sizes, seed: int) -> list[Chat]:

@@ -1,6 +1,7 @@
 """The disk below memory: what goes down, what comes up, and what is asked of it on the way."""
 
 import asyncio
+import time
 from collections import Counter
 from collections.abc import Sequence
 
@@ -15,6 +16,9 @@ from stepwell.tiers.disk import DiskTier
 from stepwell.tiers.guard import Guarded
 from stepwell.tiers.wrap import Throttled
 from stepwell.types import ChunkId, Reason, SpaceId, TierStats
+
+DRAIN_S = 5.0
+"""How long a stop waits for chunks that are not written yet: orchestrators kill after 10 s or more."""
 
 
 class DriveLimits(msgspec.Struct, frozen=True):
@@ -113,7 +117,7 @@ class DiskBelow:
         return self._write_back.dropped
 
     async def clear(self, space: SpaceId | None) -> int:
-        """Forget what the disk holds (of one space), for good: how many chunks memory does not hold too."""
+        """Forget what the disk holds (of one space), for good: how many chunks were not in memory too."""
         before = self._disk.usage().chunks
         both = sum(map(self._disk.holds, self._core.chunks(space)))
         await self._disk.clear(space)
@@ -140,7 +144,10 @@ class DiskBelow:
         )
 
     async def close(self) -> None:
-        """End the work; what is being read or written is finished first."""
+        """End the work; what is being read or written is finished first, what waits for that, for a while."""
+        end_s = time.monotonic() + DRAIN_S
+        while self._guard.in_service and self.unwritten_chunks and time.monotonic() < end_s:
+            await asyncio.sleep(0.01)
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
