@@ -9,6 +9,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -554,3 +555,62 @@ def test_a_server_of_another_user_is_none(make: MakeClient) -> None:
         assert client.connect() is False
         client.close()
         os.waitpid(child, 0)
+
+
+def test_a_device_that_cannot_register_the_arena_costs_nothing_but_speed(
+    server: ServerProcess, caplog: pytest.LogCaptureFixture
+) -> None:
+    def broken(_: object) -> None:
+        raise RuntimeError("CUDA error: out of memory")
+
+    worker = ArenaClient(dial_unix(server.socket), "engine", keep_ended_s=0.1)
+    worker.on_map = worker.on_unmap = broken
+    assert worker.connect() is True
+    first = RawClient(server.dial()).hello("other").server_id
+    assert worker.arena_of(first) is not None
+    server.kill()
+    server.start()
+    second = RawClient(server.dial()).hello("other").server_id
+    wait_until(lambda: worker.arena_of(second) is not None, of="the thread lives")
+    wait_until(lambda: worker.arena_of(first) is None)
+    worker.close()
+    assert "cannot be registered with the device: CUDA error" in caplog.text
+
+
+def test_a_server_that_greets_and_never_answers_is_asked_less_and_less(
+    make: MakeClient, tmp_path: Path
+) -> None:
+    """Each time costs the engine a time-out."""
+    path = tmp_path / "slow.sock"
+    greeted: list[float] = []
+    listener = socket.socket(socket.AF_UNIX)
+    listener.bind(str(path))
+    listener.listen()
+    held = []
+
+    def greet() -> None:
+        while True:
+            try:
+                connection, _ = listener.accept()
+            except OSError:
+                return
+            held.append(connection)
+            connection.recv(65536)
+            greeted.append(time.monotonic())
+            connection.sendall(wire.encode(wire.Welcome(wire.PROTOCOL, "0", f"id {len(greeted)}", 4096)))
+
+    thread = threading.Thread(target=greet, daemon=True)
+    thread.start()
+    client = make(path, timeout_s=0.01)
+    assert client.connect()
+    for times in range(1, 6):
+        wait_until(lambda: client.server_id is not None)
+        assert len(greeted) == times
+        assert client.call(wire.Ping(), wire.Pong) is None
+    pauses = [later - earlier for earlier, later in pairwise(greeted)]
+    assert pauses[-1] > 3 * pauses[0] > 0
+    listener.shutdown(socket.SHUT_RDWR)
+    listener.close()
+    thread.join()
+    for connection in held:
+        connection.close()

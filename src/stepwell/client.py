@@ -375,7 +375,10 @@ class ArenaClient:
             logger.debug("no arena: %s", error)
             return False
         arena.populate(write=False)
-        self.on_map(arena)
+        try:
+            self.on_map(arena)
+        except RuntimeError as error:  # torch's, where the device fails: copies take a detour, if they can
+            logger.warning("the arena cannot be registered with the device: %s", error)
         mapping = _Mapping(welcome.server_id, arena)
         self._mappings = [mapping, *self._mappings]
         try:
@@ -417,7 +420,10 @@ class ArenaClient:
     def _unmap(self, ended: Sequence[_Mapping]) -> None:
         self._mappings = [m for m in self._mappings if m not in ended]
         for mapping in ended:
-            self.on_unmap(mapping.arena)
+            try:
+                self.on_unmap(mapping.arena)
+            except RuntimeError as error:
+                logger.warning("an arena cannot be taken back from the device: %s", error)
             mapping.arena.close()
 
 

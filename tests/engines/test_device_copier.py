@@ -98,4 +98,4 @@ def test_runs_that_cross_the_bus_in_one_piece(offsets: list[int], ranges: list[t
 def test_nothing_is_registered_without_cuda(arena: ArenaMap) -> None:
     if torch.cuda.is_available():
         pytest.skip("CUDA is here: tests/gpu has this")
-    assert register(arena) is False
+    assert register(torch.device("cpu"), arena) is False

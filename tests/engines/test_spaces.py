@@ -1,11 +1,14 @@
 """Which space an engine's chunks live in, on a real server."""
 
+import time
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import msgspec
 import pytest
 from engine_kit import PATIENT_S, Cache
 
+from stepwell import wire
 from stepwell.client import ArenaClient, Client
 from stepwell.engines.fake import FakeAdapter
 from stepwell.engines.geometry import Geometry
@@ -100,3 +103,23 @@ def test_none_without_a_server() -> None:
     client = Client(dial, "alone")  # type: ignore[arg-type]
     spaces = Spaces(client, Geometry(16, 512, 1, 2), lambda: IDENTITY, lambda _: b"")
     assert spaces.find(None) == Reason.NO_SERVER
+
+
+def test_the_server_is_not_asked_for_missing_workers_at_every_step(cache: Cache) -> None:
+    client = Client(cache.server.dial, "lonely", PATIENT_S)
+    assert client.connect()
+    asked = []
+    call = client.call
+
+    def counting(request: wire.Message, reply_type: Any) -> Any:
+        asked.append(type(request))
+        return call(request, reply_type)
+
+    client.call = counting  # type: ignore[method-assign]
+    spaces = Spaces(client, Geometry(16, 512, 1, 2), lambda: IDENTITY, lambda _: b"")
+    begun_s = time.monotonic()
+    for _ in range(1_000):
+        assert spaces.find(None) is Reason.NO_WORKER
+    took_s = time.monotonic() - begun_s
+    assert 1 <= asked.count(wire.Workers) <= 1 + took_s / 0.1
+    client.close()

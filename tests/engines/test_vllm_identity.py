@@ -224,6 +224,12 @@ class TestAdapter:
         kv = groups(FullAttentionSpec())
         return Identity(Config(model), kv, geometry_of(Config(model), kv, None), None)
 
+    def test_a_large_one_is_read_in_the_background(self, one: Identity, adapter: SimpleNamespace) -> None:
+        (Path(adapter.lora_path) / "adapter_model.safetensors").write_bytes(bytes(20 << 20))
+        assert one.adapter_digest(adapter) is Reason.IN_DOUBT, "the scheduler does not wait"
+        wait_until(lambda: isinstance(one.adapter_digest(adapter), bytes))
+        assert one.adapter_digest(adapter) == one.adapter_digest(adapter)
+
     def test_by_content(self, model: Path, one: Identity, adapter: SimpleNamespace, tmp_path: Path) -> None:
         digest = one.adapter_digest(adapter)
         assert isinstance(digest, bytes)

@@ -22,7 +22,7 @@ BLOCKS = 64
 def arena(request: pytest.FixtureRequest) -> Iterator[ArenaMap]:
     fd, arena = create_arena(64 << 20)
     if request.param:
-        assert register(arena)
+        assert register(torch.device("cuda"), arena)
     yield arena
     torch.cuda.synchronize()
     if request.param:

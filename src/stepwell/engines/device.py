@@ -21,11 +21,15 @@ logger = logging.getLogger(__name__)
 _STAGING_BYTES = 64 << 20
 
 
-def register(arena: ArenaMap) -> bool:
-    """Let CUDA copy directly from and to this arena. Whether it can; without, copies take a detour."""
+def register(device: torch.device, arena: ArenaMap) -> bool:
+    """Let CUDA copy directly from and to this arena. Whether it can; without, copies take a detour.
+
+    From any thread: the engine's device is not that of a thread which has not chosen one.
+    """
     if not torch.cuda.is_available():
         return False
-    error = torch.cuda.cudart().cudaHostRegister(arena.address, arena.size_bytes, 0)
+    with torch.cuda.device(device):
+        error = torch.cuda.cudart().cudaHostRegister(arena.address, arena.size_bytes, 0)
     if int(error) != 0:
         logger.warning(
             "CUDA cannot register the arena (error %s): copies are slower; check the limit on locked memory",
@@ -35,10 +39,10 @@ def register(arena: ArenaMap) -> bool:
     return True
 
 
-def unregister(arena: ArenaMap) -> None:
+def unregister(device: torch.device, arena: ArenaMap) -> None:
     """Undo `register`, before the arena is unmapped; copies must have ended."""
     if torch.cuda.is_available():
-        torch.cuda.synchronize()
+        torch.cuda.synchronize(device)
         torch.cuda.cudart().cudaHostUnregister(arena.address)
 
 
@@ -60,6 +64,10 @@ class DeviceCopier:
         self._begun = 0
         self._ended = 0
         self._events: deque[tuple[int, Any]] = deque()
+
+    @property
+    def device(self) -> torch.device:
+        return self._device
 
     def load(self, arena: ArenaMap, offsets: Sequence[int], blocks: Sequence[int]) -> int:
         # In the engine's own stream: the pages may still be read by the step before, and are read next.

@@ -8,6 +8,7 @@ import logging
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -228,7 +229,8 @@ class StepwellConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
             return
         arenas = ArenaClient(self._dial, self._session, rank, layout_digest(layers, self._num_blocks, rank))
         if isinstance(copier, DeviceCopier):
-            arenas.on_map, arenas.on_unmap = register, unregister
+            arenas.on_map = partial(register, copier.device)
+            arenas.on_unmap = partial(unregister, copier.device)
         arenas.connect()
         self._clients.append(arenas)
         self._worker = WorkerSide(arenas, copier, rank, self._geometry.stripe_bytes, _element(layers))

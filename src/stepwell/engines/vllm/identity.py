@@ -8,6 +8,7 @@ import json
 import logging
 import os
 import threading
+from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,8 @@ from stepwell.types import Reason
 
 logger = logging.getLogger(__name__)
 
+# Read at once: 2 ms of the scheduler's time. A larger adapter is read in the background.
+_AT_ONCE_BYTES = 8 << 20
 # And *.py: the model's own code, where it brings some.
 _WEIGHT_FILES = ("*.safetensors", "*.bin", "*.pt", "*.pth", "*.gguf", "*.npz", "*.py")
 # Says where the files are or who wrote them, not what the model computes.
@@ -86,6 +89,7 @@ class Identity:
         self._weights: bytes | Reason = Reason.NO_WORKER
         self._space: EngineSpace | None = None
         self._adapters: dict[str, tuple[tuple[FileForm, ...], bytes | Reason]] = {}
+        self._reading: set[str] = set()  # adapters that a thread reads for the first time
         threading.Thread(target=self._find, name="stepwell-identity", daemon=True).start()
 
     def __call__(self) -> EngineSpace | Reason:
@@ -105,8 +109,11 @@ class Identity:
     def adapter_digest(self, adapter: Adapter) -> bytes | Reason:
         """Digest of an adapter's files as they were when it was first used.
 
-        Files that changed since are in doubt: the engine may hold the old ones or the new.
+        Files that changed since are in doubt: the engine may hold the old ones or the new. So are those
+        that are still being read.
         """
+        if adapter.lora_path in self._reading:
+            return Reason.IN_DOUBT
         known = self._adapters.get(adapter.lora_path)
         if known is not None and isinstance(known[1], Reason):
             return known[1]
@@ -120,6 +127,13 @@ class Identity:
                     adapter.lora_path,
                 )
                 known = self._adapters[adapter.lora_path] = (forms, Reason.IN_DOUBT)
+            elif known is None and sum(form.size_bytes for form in forms) > _AT_ONCE_BYTES:
+                self._reading.add(adapter.lora_path)
+                reading = (adapter.lora_path, files, forms)
+                threading.Thread(
+                    target=self._read, args=reading, name="stepwell-adapter", daemon=True
+                ).start()
+                return Reason.IN_DOUBT
             elif known is None:
                 known = self._adapters[adapter.lora_path] = (forms, digest_files(files, default_kept()))
             elif known[0] != forms:
@@ -134,10 +148,20 @@ class Identity:
             known = self._adapters[adapter.lora_path] = ((), Reason.IN_DOUBT)
         return known[1]
 
+    def _read(self, path: str, files: Sequence[Path], forms: tuple[FileForm, ...]) -> None:
+        digest: bytes | Reason = Reason.IN_DOUBT
+        try:
+            digest = digest_files(files, default_kept())
+        except OSError as error:
+            logger.warning("adapter %s cannot be identified (%s): it runs uncached", path, error)
+        self._adapters[path] = (forms, digest)
+        self._reading.discard(path)
+
     def _find(self) -> None:
         try:
             self._weights = _weights_digest(self._vllm_config)
-        except (Unsupported, OSError) as error:
+        # Also what a configuration of another shape than expected, or an odd path, gives.
+        except (Unsupported, OSError, AttributeError, TypeError, ValueError) as error:
             logger.warning("the model's weights cannot be identified (%s): running uncached", error)
             self._weights = Reason.IN_DOUBT
 
