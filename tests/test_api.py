@@ -301,6 +301,7 @@ def test_stats_are_plain_data(cache: Cache, space: Space) -> None:
     assert set(stats) == {
         *("version", "server_id", "uptime_s", "sessions", "spaces", "leases", "reservations"),
         *("lookups", "hit_chunks", "missed", "dropped", "requests", "tiers"),
+        *("checked_chunks", "differing_chunks", "closed_spaces"),
     }
     assert set(stats["missed"]) == set(stats["dropped"]) == {reason.value for reason in Reason}
     assert stats["requests"]["requests"] == stats["requests"]["prompt_tokens"] == 0

@@ -1,5 +1,6 @@
 """Real vLLM on a cache whose memory is lost: its prompts come from disk."""
 
+import itertools
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -49,7 +50,13 @@ def test_a_lost_memory_costs_no_answer_and_little_time(disk_engine: Engine, disk
     disk_server.kill()
     disk_server.child.wait(10)
     disk_server.start()
-    wait_for(lambda: disk_server.stats()["sessions"] >= 3, 30, disk_server.stats)  # both halves and us
+    seeds = itertools.count(220)
+
+    def both_halves_are_back() -> bool:
+        disk_engine.ask(prompt(next(seeds), 140), 1)
+        return bool(disk_server.stats()["spaces"] == 1)  # opened when the workers have mapped the arena
+
+    wait_for(both_halves_are_back, 30, disk_server.stats)
     assert disk_server.stats()["tiers"]["memory"]["chunks"] == 0
     again = [disk_engine.ask(text, 1) for text in prompts]
     assert [answer.cached_tokens for answer in again] == [CHUNKS * BLOCK_TOKENS] * 4

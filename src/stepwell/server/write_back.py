@@ -15,7 +15,7 @@ BATCH_BYTES = 32 << 20
 
 BATCHES_AT_ONCE = 2  # so that the drive is busy while the checksums of one are made
 
-QUEUE_SHARE = 0.25
+QUEUE_SHARE = 0.5
 """Of memory, at most so much waits to be written. A longer queue would only wait until its chunks are
 evicted; what does not fit is not written, and says so."""
 
