@@ -31,7 +31,7 @@ def disk_engine(
         model,
         blocks=24,
         cache=disk_server.socket,
-        settings={"canary_chunks": 40},
+        settings={"canary_chunks": 50},
     )
     yield engine
     engine.stop()
@@ -57,7 +57,6 @@ def test_a_lost_memory_costs_no_answer_and_little_time(disk_engine: Engine, disk
         return bool(disk_server.stats()["spaces"] == 1)  # opened when the workers have mapped the arena
 
     wait_for(both_halves_are_back, 30, disk_server.stats)
-    assert disk_server.stats()["tiers"]["memory"]["chunks"] == 0
     again = [disk_engine.ask(text, 1) for text in prompts]
     assert [answer.cached_tokens for answer in again] == [CHUNKS * BLOCK_TOKENS] * 4
     assert all(agree(one, other) for one, other in zip(again, computed, strict=True))
