@@ -179,3 +179,11 @@ def test_stats_are_plain_data_for_json() -> None:
     plain = msgspec.to_builtins(STATS)
     assert plain["missed"] == {"not_held": 7}
     assert msgspec.json.decode(msgspec.json.encode(plain)) == plain
+
+
+def test_ids_of_a_part_are_those_asked_for_one_by_one() -> None:
+    run = wire.ChunkRun(b"s" * 16, b"".join(bytes([n]) * 32 for n in range(10)))
+    for part in (run, run[2:], run[2:7][1:]):
+        for first in range(len(part) + 1):
+            for end in range(first, len(part) + 1):
+                assert list(part.ids(first, end)) == [part[n] for n in range(first, end)]

@@ -9,7 +9,7 @@ reservations are chosen by the client, so that it can end one whose reply it nev
 
 import struct
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import TypeAlias, overload
 
 import msgspec
@@ -289,6 +289,12 @@ class ChunkRun(Sequence[ChunkId]):
     @property
     def space(self) -> SpaceId:
         return self._space
+
+    def ids(self, first: int, end: int) -> Iterator[ChunkId]:
+        """The ids from `first` to `end`, at a third of the cost of asking for each."""
+        space, keys = self._space, self._keys
+        start, stop = (self._first + first) * KEY_BYTES, (self._first + end) * KEY_BYTES
+        return (space + keys[at : at + KEY_BYTES] for at in range(start, stop, KEY_BYTES))
 
     def __len__(self) -> int:
         return self._count

@@ -20,14 +20,14 @@ def test_what_nobody_used_goes() -> None:
 def test_what_was_used_or_is_in_use_above_stays_in_the_order_of_the_log() -> None:
     uses = LogUses()
     for number in (5, 2, 99):
-        uses.use(chunk_id(number))
+        uses.use([chunk_id(number)])
     kept = uses.kept(SEGMENT, 1_000, lambda chunk: chunk == chunk_id(3))
     assert kept == [chunk_id(2), chunk_id(3), chunk_id(5)]
 
 
 def test_a_use_counts_once() -> None:
     uses = LogUses()
-    uses.use(chunk_id(2))
+    uses.use([chunk_id(2)])
     uses.forget([chunk for chunk, _ in SEGMENT])
     assert uses.kept(SEGMENT, 1_000, nobody) == []
 

@@ -4,6 +4,7 @@ import os
 import signal
 import socket
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -187,3 +188,21 @@ def test_without_descriptors_it_serves_whom_it_has_and_then_all_again(server: Se
     wait_until(lambda: first.stats().sessions == 1, 20)
     assert answers(server)
     first.close()
+
+
+@pytest.mark.parametrize(
+    ("disk", "says"),
+    [
+        (["--disk", "/proc/no"], "cannot use the folder /proc/no: No such file or directory; choose another"),
+        (["--disk", "/tmp/x", "--disk-size", "5"], "needs at least 256 KiB: choose a larger --disk-size"),
+    ],
+)
+def test_a_disk_that_cannot_be_used_is_one_line(tmp_path: Path, disk: list[str], says: str) -> None:
+    command = [sys.executable, "-m", "stepwell", "serve", "--memory", "1MiB", "--http", "off"]
+    result = subprocess.run(
+        [*command, "--socket", str(tmp_path / "s"), *disk], capture_output=True, text=True, check=False
+    )
+    assert result.returncode == 1
+    assert result.stderr.startswith("stepwell serve: ")
+    assert says in result.stderr
+    assert len(result.stderr.splitlines()) == 1

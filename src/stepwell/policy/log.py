@@ -15,8 +15,8 @@ class LogUses:
     def __init__(self) -> None:
         self._used: set[ChunkId] = set()
 
-    def use(self, chunk: ChunkId) -> None:
-        self._used.add(chunk)
+    def use(self, chunks: Collection[ChunkId]) -> None:
+        self._used.update(chunks)
 
     def forget(self, chunks: Collection[ChunkId]) -> None:
         """They were written anew, or are gone."""

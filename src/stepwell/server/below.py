@@ -3,7 +3,6 @@
 import asyncio
 import time
 from collections import Counter
-from collections.abc import Sequence
 
 import msgspec
 
@@ -16,6 +15,7 @@ from stepwell.tiers.disk import DiskTier
 from stepwell.tiers.guard import Guarded
 from stepwell.tiers.wrap import Throttled
 from stepwell.types import ChunkId, Reason, SpaceId, TierStats
+from stepwell.wire import ChunkRun
 
 DRAIN_S = 5.0
 """How long a stop waits for chunks that are not written yet: orchestrators kill after 10 s or more."""
@@ -64,20 +64,17 @@ class DiskBelow:
 
     # -- asked by the core -----------------------------------------------------------------------------
 
-    def leading(self, run: Sequence[ChunkId], first: int) -> int:
+    def leading(self, run: ChunkRun, first: int) -> int:
         if not self._guard.in_service:
             return first
-        end = first
-        while end < len(run) and self._disk.holds(run[end]):
-            end += 1
-        return end
+        holds = self._disk.holds
+        missing = (number for number, chunk in enumerate(run.ids(first, len(run)), first) if not holds(chunk))
+        return next(missing, len(run))
 
-    def bring(self, space: SpaceId, run: Sequence[ChunkId], first: int) -> int:
-        end = self.leading(run, first)
-        for number in range(first, end):
-            self._uses.use(run[number])
-        self._promotion.want(space, run, first, end)
-        return end
+    def bring(self, space: SpaceId, run: ChunkRun, first: int, end: int) -> None:
+        chunks = list(run.ids(first, end))
+        self._uses.use(chunks)
+        self._promotion.want(space, run[first - 1] if first else None, chunks)
 
     def coming(self, chunk: ChunkId) -> bool:
         return self._promotion.coming(chunk)
@@ -88,7 +85,7 @@ class DiskBelow:
 
     def evicted(self, entry: Entry) -> None:
         if entry.used and self._disk.holds(entry.chunk):
-            self._uses.use(entry.chunk)
+            self._uses.use([entry.chunk])
 
     def names(self, count: int) -> tuple[str, ...]:
         return (self._disk.name,) * count

@@ -49,11 +49,11 @@ class UnknownSpace(LookupError):
 class SlowTiers(Protocol):
     """The tiers below memory, as far as the core needs to know: see `server/below.py`."""
 
-    def leading(self, run: Sequence[ChunkId], first: int) -> int:
+    def leading(self, run: ChunkRun, first: int) -> int:
         """How many leading chunks of `run` are held here or in memory; `first` of them lie in memory."""
 
-    def bring(self, space: SpaceId, run: Sequence[ChunkId], first: int) -> int:
-        """Begin to bring up what follows the `first` leading chunks: how many leading ones there will be."""
+    def bring(self, space: SpaceId, run: ChunkRun, first: int, end: int) -> None:
+        """Begin to bring up the chunks from `first` to `end`, which `leading` has told of."""
 
     def coming(self, chunk: ChunkId) -> bool:
         """Whether this chunk is on its way up."""
@@ -71,11 +71,11 @@ class SlowTiers(Protocol):
 class NothingBelow:
     """Memory is the only tier."""
 
-    def leading(self, run: Sequence[ChunkId], first: int) -> int:
+    def leading(self, run: ChunkRun, first: int) -> int:
         return first
 
-    def bring(self, space: SpaceId, run: Sequence[ChunkId], first: int) -> int:
-        return first
+    def bring(self, space: SpaceId, run: ChunkRun, first: int, end: int) -> None:
+        pass
 
     def coming(self, chunk: ChunkId) -> bool:
         return False
@@ -223,7 +223,10 @@ class Core:
         """Begin to bring up what slower tiers hold of a prompt. Raises UnknownSpace."""
         self._spec(space)
         run = ChunkRun(space, b"" if self._is_closed(space) else keys)
-        self.below.bring(space, run, self._index.held_run(run))
+        held = self._index.held_run(run)
+        end = self.below.leading(run, held)
+        if end > held:
+            self.below.bring(space, run, held, end)
 
     def load(
         self,
@@ -261,8 +264,11 @@ class Core:
         lease.held = min(first, held)
         offsets = self._pin_to(lease, held)
         lease.coming = lease.held
-        if lease.held == held and self.below.leading(run, held) > first:  # else the engine has as much itself
-            lease.coming = self.below.bring(space, run, held)
+        if lease.held == held:
+            end = self.below.leading(run, held)
+            if end > max(first, held):  # else the engine has as much itself
+                self.below.bring(space, run, held, end)
+                lease.coming = end
         self._count(lease)
         return lease.held, offsets, lease.coming
 

@@ -50,14 +50,13 @@ class Promotion:
     def coming(self, chunk: ChunkId) -> bool:
         return chunk in self._under_way
 
-    def want(self, space: SpaceId, run: Sequence[ChunkId], first: int, end: int) -> None:
-        """Bring up the chunks of `run` from `first` to `end`, but those that are on their way already."""
+    def want(self, space: SpaceId, parent: ChunkId | None, chunks: Sequence[ChunkId]) -> None:
+        """Bring up these neighbours of one prompt, `parent` before them, but those on their way already."""
         batch_bytes = min(BATCH_BYTES, self._core.memory.limit_bytes // 8)
         chunks_most = max(1, batch_bytes // self._core.chunk_bytes(space))
         batch: list[ChunkId] = []
-        before = parent = run[first - 1] if first else None
-        for number in range(first, end):
-            chunk = run[number]
+        before = parent
+        for chunk in chunks:
             known = chunk in self._under_way
             if batch and (known or len(batch) == chunks_most):
                 self._enqueue(_Batch(space, parent, batch))

@@ -102,7 +102,7 @@ async def _serve(config: Config) -> None:
         host = await asyncio.to_thread(CacheHost, config.memory_bytes, config.eviction, disk_of(config))
         host.start()
     except (ValueError, OSError) as error:
-        raise CannotServe(str(error)) from error
+        raise CannotServe(getattr(error, "strerror", None) or str(error)) from error
     _remove_stale(config.socket)
     previous = os.umask(0o177)
     try:

@@ -92,10 +92,10 @@ class WriteBack:
                 batch_bytes += nbytes
             elif not self._holds(chunk):
                 self.dropped[Reason.TOO_SLOW] += 1  # evicted while it waited
+        self._writing += len(batch)  # here, not when it begins: in between nobody would know of them
         return batch
 
     async def _write(self, batch: list[tuple[Entry, Slot]]) -> None:
-        self._writing += len(batch)
         left = batch
         tries = 0  # in vain: a chunk that is larger than what is made free never fits
         views = {entry.chunk: self._core.memory.view(slot).toreadonly() for entry, slot in batch}

@@ -200,7 +200,7 @@ def test_a_folder_that_cannot_be_used_says_what_to_do(tmp_path: Path) -> None:
     for folder in (tmp_path / "file", tmp_path / "file" / "below", Path("/proc/no")):
         with pytest.raises(DiskError, match="choose another --disk"):
             DiskTier(folder, LIMIT_BYTES)
-    with pytest.raises(DiskError, match="needs at least 262144 bytes"):
+    with pytest.raises(DiskError, match="needs at least 256 KiB: choose a larger --disk-size"):
         DiskTier(tmp_path / "small", 100_000)
 
 

@@ -20,6 +20,7 @@ from stepwell.codec.frame import Kind
 from stepwell.tiers.base import Get, Put, TierUsage
 from stepwell.tiers.disk.blocks import BLOCK_BYTES, aligned, open_blocks, write_all
 from stepwell.tiers.disk.folder import DiskError, own_folder, segment_files, segment_path
+from stepwell.tiers.disk.parts import OpenSegment, Place, Read, Write, neighbours
 from stepwell.tiers.disk.segment import (
     FIRST_RECORD,
     Record,
@@ -29,8 +30,6 @@ from stepwell.tiers.disk.segment import (
     table_bytes,
 )
 from stepwell.tiers.disk.transfer import (
-    CALL_BYTES,
-    RECORDS_PER_CALL,
     Landing,
     LargeRecord,
     Writing,
@@ -54,6 +53,7 @@ IO_THREADS = 6  # more than the four calls at once that a drive wants: each also
 _SEGMENTS_WANTED = 16  # so that reclaiming takes a small part of what is held
 _SEGMENTS_MOST = 256  # each keeps a descriptor open
 _FULL = (ENOSPC, EDQUOT, EFBIG)  # no room for more, for whatever reason
+_WRITTEN_AGAIN_BYTES = 8 << 20  # read and written again at once
 _RECORDS_PER_LOOK = 5_000  # records entered into the catalogue between two looks at the sockets
 
 
@@ -62,66 +62,6 @@ class Kept(NamedTuple):
 
     chunk: ChunkId
     nbytes: int
-
-
-class _Segment:
-    """A file of the log in use."""
-
-    def __init__(self, number: int, fd: int, sequence: int, segment_bytes: int) -> None:
-        self.number = number
-        self.fd = fd
-        self.sequence = sequence
-        self.segment_bytes = segment_bytes
-        self.records: list[Record] = []
-        self.end = FIRST_RECORD  # where the next record goes
-        self.begun = 0  # records given room, written or not: the table needs room for all of them
-        self.sealed = False
-        self.torn = False  # a write failed: without a table, nothing behind it is found again
-        self.in_flight = 0  # reads and writes
-        self.idle = asyncio.Event()
-        self.idle.set()
-
-    def room_for(self, payload_bytes: int) -> bool:
-        return self.end + record_bytes(payload_bytes) + table_bytes(self.begun + 1) <= self.segment_bytes
-
-    def take(self, payload_bytes: int) -> int:
-        """The offset of the next record, which now is taken."""
-        offset = self.end
-        self.end += record_bytes(payload_bytes)
-        self.begun += 1
-        return offset
-
-    def begin(self) -> None:
-        self.in_flight += 1
-        self.idle.clear()
-
-    def finish(self) -> None:
-        self.in_flight -= 1
-        if self.in_flight == 0:
-            self.idle.set()
-
-
-class _Place(NamedTuple):
-    segment: _Segment
-    offset: int
-    nbytes: int
-
-
-class _Write:
-    """A chunk on its way to the log."""
-
-    __slots__ = ("chunk", "data", "ended", "kind", "number", "offset", "outcome", "segment", "unwanted")
-
-    def __init__(self, number: int, chunk: ChunkId, data: memoryview, kind: Kind = Kind.CHUNK) -> None:
-        self.number = number  # of the item in its batch
-        self.chunk = chunk
-        self.data = data
-        self.kind = kind
-        self.segment: _Segment | None = None
-        self.offset = 0
-        self.outcome: Reason | None = None
-        self.unwanted = False  # cleared or deleted while it was written
-        self.ended = asyncio.Event()  # `outcome` is the last word
 
 
 def segment_bytes_of(limit_bytes: int) -> int:
@@ -148,11 +88,11 @@ class DiskTier:
         self._folder = folder
         if limit_bytes < SEGMENTS_LEAST * self.segment_bytes:
             least = SEGMENTS_LEAST * SEGMENT_BYTES_LEAST
-            raise DiskError(22, f"a disk tier needs at least {least} bytes, not {limit_bytes}")
-        self._catalogue: dict[ChunkId, _Place] = {}
+            raise DiskError(22, f"a disk tier needs at least {least >> 10} KiB: choose a larger --disk-size")
+        self._catalogue: dict[ChunkId, Place] = {}
         self._used_bytes = 0  # of the records in the catalogue
-        self._writing: dict[ChunkId, _Write] = {}
-        self._segments: list[_Segment] = []  # in the order of the log
+        self._writing: dict[ChunkId, Write] = {}
+        self._segments: list[OpenSegment] = []  # in the order of the log
         self._free: list[tuple[int, int]] = []  # files of our size that hold nothing: number, descriptor
         self._file_bytes = 0  # of all files, whatever they hold
         self._cannot_grow = False  # the drive is full of others' files
@@ -205,7 +145,7 @@ class DiskTier:
 
     async def put(self, items: Sequence[Put]) -> list[Reason | None]:
         # Shielded: the threads read the caller's memory until they are done, whoever stops waiting.
-        writes = [_Write(n, item.chunk, item.data.cast("B")) for n, item in enumerate(items)]
+        writes = [Write(n, item.chunk, item.data.cast("B")) for n, item in enumerate(items)]
         return await asyncio.shield(asyncio.ensure_future(self._put(writes)))
 
     async def get(self, items: Sequence[Get]) -> list[Reason | None]:
@@ -276,7 +216,7 @@ class DiskTier:
         outcome: Reason | None = None
         # A log without room has segments to reclaim, but the one that is written.
         for _ in range(len(self._segments) + 2):
-            write = _Write(0, chunk, memoryview(b""), kind)
+            write = Write(0, chunk, memoryview(b""), kind)
             (outcome,) = await self._put_writes([write], spare=True)
             if outcome is Reason.NO_ROOM:
                 await self.reclaim(())
@@ -291,7 +231,7 @@ class DiskTier:
         if outcome is not None:
             logger.warning("the disk tier could not note that it was cleared (%s)", outcome)
 
-    async def _sync(self, segment: _Segment) -> Reason | None:
+    async def _sync(self, segment: OpenSegment) -> Reason | None:
         segment.begin()
         try:
             await self._run(os.fdatasync, segment.fd)
@@ -303,11 +243,11 @@ class DiskTier:
 
     # -- writing ---------------------------------------------------------------------------------------
 
-    async def _put(self, writes: list[_Write]) -> list[Reason | None]:
+    async def _put(self, writes: list[Write]) -> list[Reason | None]:
         if self._closed:
             return [Reason.OUT_OF_SERVICE] * len(writes)
-        wanted: list[_Write] = []
-        shared: list[tuple[_Write, _Write]] = []  # with whoever is writing the same chunk
+        wanted: list[Write] = []
+        shared: list[tuple[Write, Write]] = []  # with whoever is writing the same chunk
         for write in writes:
             if (other := self._writing.get(write.chunk)) is not None:
                 shared.append((write, other))
@@ -320,7 +260,7 @@ class DiskTier:
             write.outcome = other.outcome
         return [write.outcome for write in writes]
 
-    async def _put_marked(self, writes: list[_Write], *, spare: bool = False) -> None:
+    async def _put_marked(self, writes: list[Write], *, spare: bool = False) -> None:
         """Write what is marked in `_writing`, and take the marks away."""
         try:
             await self._put_writes(writes, spare=spare)
@@ -329,16 +269,16 @@ class DiskTier:
                 del self._writing[write.chunk]
                 write.ended.set()
 
-    async def _put_writes(self, writes: list[_Write], *, spare: bool = False) -> list[Reason | None]:
+    async def _put_writes(self, writes: list[Write], *, spare: bool = False) -> list[Reason | None]:
         """Give room, write, enter into the catalogue. `spare`: also the room kept back for reclaiming."""
         async with self._append:
             for write in writes:
                 write.outcome = await self._give_room(write, spare)
-        groups = list(_groups([write for write in writes if write.segment is not None]))
+        groups = list(neighbours([write for write in writes if write.segment is not None]))
         await asyncio.gather(*(self._write(group) for group in groups))
         return [write.outcome for write in writes]
 
-    async def _give_room(self, write: _Write, spare: bool) -> Reason | None:
+    async def _give_room(self, write: Write, spare: bool) -> Reason | None:
         nbytes = write.data.nbytes
         if FIRST_RECORD + record_bytes(nbytes) + table_bytes(1) > self.segment_bytes:
             return Reason.NO_ROOM
@@ -362,7 +302,7 @@ class DiskTier:
         segment.begin()
         return None
 
-    async def _write(self, group: list[_Write]) -> None:
+    async def _write(self, group: list[Write]) -> None:
         segment = group[0].segment
         assert segment is not None
         jobs = [Writing(w.chunk, w.data, segment.sequence, w.kind) for w in group]
@@ -398,11 +338,11 @@ class DiskTier:
         await _all([self._run(read_part, fd, at, views) for at, views in parts])
         return [await self._run(record.is_right, landing)]
 
-    def _add(self, segment: _Segment, record: Record) -> None:
+    def _add(self, segment: OpenSegment, record: Record) -> None:
         segment.records.append(record)
         if record.kind is Kind.CHUNK:
             self._forget(record.chunk)  # an older copy, where it was written again
-            self._catalogue[record.chunk] = _Place(segment, record.offset, record.payload_bytes)
+            self._catalogue[record.chunk] = Place(segment, record.offset, record.payload_bytes)
             self._used_bytes += record_bytes(record.payload_bytes)
 
     def _forget(self, chunk: ChunkId) -> None:
@@ -416,7 +356,7 @@ class DiskTier:
         outcomes: list[Reason | None] = [Reason.NOT_HELD] * len(items)
         if self._closed:
             return outcomes
-        found: list[tuple[_Place, int]] = []
+        found: list[Read] = []
         for number, item in enumerate(items):
             place = self._catalogue.get(item.chunk)
             if place is None:
@@ -425,51 +365,50 @@ class DiskTier:
                 outcomes[number] = Reason.CORRUPT
                 continue
             place.segment.begin()
-            found.append((place, number))
-        found.sort(key=lambda one: (one[0].segment.sequence, one[0].offset))
-        await asyncio.gather(*(self._read(group, items, outcomes) for group in _neighbours(found)))
+            found.append(Read(*place, number))
+        found.sort(key=lambda read: (read.segment.sequence, read.offset))
+        await asyncio.gather(*(self._read(group, items, outcomes) for group in neighbours(found)))
         return outcomes
 
-    async def _read(
-        self, group: list[tuple[_Place, int]], items: Sequence[Get], outcomes: list[Reason | None]
-    ) -> None:
-        segment = group[0][0].segment
+    async def _read(self, group: list[Read], items: Sequence[Get], outcomes: list[Reason | None]) -> None:
+        segment, offset = group[0].segment, group[0].offset
         landings = [
-            Landing(items[number].chunk, items[number].into.cast("B"), segment.sequence)
-            for _, number in group
+            Landing(item.chunk, item.into.cast("B"), segment.sequence)
+            for item in (items[read.number] for read in group)
         ]
         try:
-            if is_large(landings[0].into.nbytes):
-                good = await self._read_large(segment.fd, group[0][0].offset, landings[0])
+            if is_large(group[0].nbytes):
+                good = await self._read_large(segment.fd, offset, landings[0])
             else:
-                good = await self._run(read_group, segment.fd, group[0][0].offset, landings)
+                good = await self._run(read_group, segment.fd, offset, landings)
         except OSError as error:
             logger.warning("segment %d of %s cannot be read: %s", segment.number, self._folder, error)
-            for _, number in group:
-                outcomes[number] = Reason.OUT_OF_SERVICE
+            for read in group:
+                outcomes[read.number] = Reason.OUT_OF_SERVICE
             return
         finally:
             for _ in group:
                 segment.finish()
-        for (place, number), is_good in zip(group, good, strict=True):
-            outcomes[number] = None if is_good else Reason.CORRUPT
+        for read, is_good in zip(group, good, strict=True):
+            outcomes[read.number] = None if is_good else Reason.CORRUPT
             if not is_good:
-                self._drop_damaged(items[number].chunk, place)
+                self._drop_damaged(items[read.number].chunk, segment, read.offset)
 
-    def _drop_damaged(self, chunk: ChunkId, place: _Place) -> None:
-        if self._catalogue.get(chunk) is place:
+    def _drop_damaged(self, chunk: ChunkId, segment: OpenSegment, offset: int) -> None:
+        place = self._catalogue.get(chunk)
+        if place is not None and place.segment is segment and place.offset == offset:
             self.damaged += 1
             self._forget(chunk)
             logger.warning(
                 "a damaged record was dropped: chunk %s, segment %d of %s",
                 chunk.hex(),
-                place.segment.number,
+                segment.number,
                 self._folder,
             )
 
     # -- segments --------------------------------------------------------------------------------------
 
-    def _findable(self, segment: _Segment) -> Iterator[Record]:
+    def _findable(self, segment: OpenSegment) -> Iterator[Record]:
         for record in segment.records:
             place = self._catalogue.get(record.chunk)
             if place is not None and place.segment is segment and place.offset == record.offset:
@@ -490,20 +429,23 @@ class DiskTier:
         """How many segments could be begun, the one that is kept back included."""
         return len(self._free) + (self.limit_bytes - self._file_bytes) // self.segment_bytes
 
-    async def _reclaim_segment(self, segment: _Segment, keep: frozenset[ChunkId]) -> None:
+    async def _reclaim_segment(self, segment: OpenSegment, keep: frozenset[ChunkId]) -> None:
         kept = [record for record in self._findable(segment) if record.chunk in keep]
-        for batch in _batches(kept):
-            await self._write_again(batch)
+        # Some at a time: each takes a buffer.
+        largest = max((record.payload_bytes for record in kept), default=1)
+        at_once = max(1, _WRITTEN_AGAIN_BYTES // largest)
+        for start in range(0, len(kept), at_once):
+            await self._write_again(kept[start : start + at_once])
         if segment in self._segments:  # else it was lost meanwhile
             self._drop(segment)
             await self._free_file(segment)
 
-    def _drop(self, segment: _Segment) -> None:
+    def _drop(self, segment: OpenSegment) -> None:
         self._segments.remove(segment)
         for record in list(self._findable(segment)):
             self._forget(record.chunk)
 
-    async def _free_file(self, segment: _Segment) -> None:
+    async def _free_file(self, segment: OpenSegment) -> None:
         # Who reads it now gets what lies there: it is not written before they have.
         await segment.idle.wait()
         if segment.segment_bytes == self.segment_bytes and await self._is_emptied(segment):
@@ -512,7 +454,7 @@ class DiskTier:
             await self._run(self._remove_file, segment.number, segment.fd)
             self._file_bytes -= segment.segment_bytes
 
-    async def _is_emptied(self, segment: _Segment) -> bool:
+    async def _is_emptied(self, segment: OpenSegment) -> bool:
         """Take back its header, or the next start would find again what was reclaimed, and even cleared."""
         try:
             await self._run(write_all, segment.fd, 0, [aligned(BLOCK_BYTES)])
@@ -526,7 +468,7 @@ class DiskTier:
             [Get(record.chunk, buffer) for record, buffer in zip(records, buffers, strict=True)]
         )
         good = [
-            _Write(number, record.chunk, buffer)
+            Write(number, record.chunk, buffer)
             for number, (record, buffer, why) in enumerate(zip(records, buffers, outcomes, strict=True))
             if why is None and record.chunk in self._catalogue and record.chunk not in self._writing
         ]
@@ -549,7 +491,7 @@ class DiskTier:
             os.close(fd)
             self._file_bytes -= self.segment_bytes
 
-    async def _open_next(self, spare: bool) -> _Segment | None:
+    async def _open_next(self, spare: bool) -> OpenSegment | None:
         """A new segment to write to; None when there is no room, or only what is kept back for reclaiming."""
         await self._drop_lost()
         if self._spaces() < (1 if spare else 2):
@@ -572,7 +514,7 @@ class DiskTier:
             self._file_bytes += self.segment_bytes
             self._free.append((number, fd))
         number, fd = self._free.pop()
-        segment = _Segment(number, fd, self._next_sequence, self.segment_bytes)
+        segment = OpenSegment(number, fd, self._next_sequence, self.segment_bytes)
         self._next_sequence += 1
         try:
             await self._run(write_header, fd, segment.sequence, self.segment_bytes)
@@ -581,7 +523,7 @@ class DiskTier:
             raise
         return segment
 
-    async def _seal(self, segment: _Segment) -> None:
+    async def _seal(self, segment: OpenSegment) -> None:
         """Nothing more is appended; the table is written when the last record is."""
         segment.sealed = True
         if segment.in_flight:
@@ -591,12 +533,12 @@ class DiskTier:
         else:
             await self._write_table(segment)
 
-    async def _seal_later(self, segment: _Segment) -> None:
+    async def _seal_later(self, segment: OpenSegment) -> None:
         await segment.idle.wait()
         if segment in self._segments:
             await self._write_table(segment)
 
-    async def _write_table(self, segment: _Segment) -> None:
+    async def _write_table(self, segment: OpenSegment) -> None:
         segment.begin()
         try:
             await self._run(write_table, segment.fd, segment.sequence, segment.segment_bytes, segment.records)
@@ -605,7 +547,7 @@ class DiskTier:
         finally:
             segment.finish()
 
-    async def _enter(self, segment: _Segment, records: list[Record]) -> None:
+    async def _enter(self, segment: OpenSegment, records: list[Record]) -> None:
         """Into the catalogue, the last record first: what it cleared is not entered, nor an older copy."""
         for number, record in enumerate(reversed(records)):
             if segment not in self._segments:
@@ -619,7 +561,7 @@ class DiskTier:
                 and record.chunk[:SPACE_ID_BYTES] not in self._killed
                 and record.chunk not in self._catalogue
             ):
-                self._catalogue[record.chunk] = _Place(segment, record.offset, record.payload_bytes)
+                self._catalogue[record.chunk] = Place(segment, record.offset, record.payload_bytes)
                 self._used_bytes += record_bytes(record.payload_bytes)
             if number % _RECORDS_PER_LOOK == 0:
                 await asyncio.sleep(0)
@@ -627,7 +569,7 @@ class DiskTier:
     # -- files (on the threads, or before there are any) -----------------------------------------------
 
     def _open_all(self) -> None:
-        found: list[_Segment] = []
+        found: list[OpenSegment] = []
         for number, path in sorted(segment_files(self._folder).items()):
             try:
                 fd, direct = open_blocks(path, create=False, direct=self.direct)
@@ -644,7 +586,7 @@ class DiskTier:
                 self._remove_file(number, fd)
                 continue
             else:
-                segment = _Segment(number, fd, sequence, nbytes)
+                segment = OpenSegment(number, fd, sequence, nbytes)
                 segment.sealed = True
                 found.append(segment)
             self._file_bytes += nbytes
@@ -706,62 +648,6 @@ async def _all(works: Sequence[Awaitable[None]]) -> None:
             raise result
 
 
-def _groups(writes: list[_Write]) -> Iterator[list[_Write]]:
-    """Neighbours in one segment, as many as one call takes."""
-    group: list[_Write] = []
-    group_bytes = 0
-    for write in writes:
-        nbytes = record_bytes(write.data.nbytes)
-        if group and (
-            write.segment is not group[0].segment
-            or write.offset != group[0].offset + group_bytes
-            or _is_full(len(group), group_bytes + nbytes)
-        ):
-            yield group
-            group, group_bytes = [], 0
-        group.append(write)
-        group_bytes += nbytes
-    if group:
-        yield group
-
-
-def _neighbours(found: list[tuple[_Place, int]]) -> Iterator[list[tuple[_Place, int]]]:
-    """As `_groups`, of places in the order of the log."""
-    group: list[tuple[_Place, int]] = []
-    group_bytes = 0
-    for one in found:
-        place, nbytes = one[0], record_bytes(one[0].nbytes)
-        if group and (
-            place.segment is not group[0][0].segment
-            or place.offset != group[0][0].offset + group_bytes
-            or _is_full(len(group), group_bytes + nbytes)
-        ):
-            yield group
-            group, group_bytes = [], 0
-        group.append(one)
-        group_bytes += nbytes
-    if group:
-        yield group
-
-
-def _is_full(records: int, nbytes: int) -> bool:
-    return records == RECORDS_PER_CALL or nbytes > CALL_BYTES
-
-
-def _batches(records: list[Record]) -> Iterator[list[Record]]:
-    """For writing again: some calls' worth."""
-    batch: list[Record] = []
-    batch_bytes = 0
-    for record in records:
-        if batch and batch_bytes + record.payload_bytes > 2 * CALL_BYTES:
-            yield batch
-            batch, batch_bytes = [], 0
-        batch.append(record)
-        batch_bytes += record.payload_bytes
-    if batch:
-        yield batch
-
-
 def _read_sequence(fd: int) -> int | None:
     try:
         return read_sequence(fd)
@@ -770,7 +656,7 @@ def _read_sequence(fd: int) -> int | None:
         return None
 
 
-def _is_whole(segment: _Segment) -> bool:
+def _is_whole(segment: OpenSegment) -> bool:
     """Whether its file is still there, at its full size."""
     state = os.fstat(segment.fd)
     return state.st_nlink > 0 and state.st_size == segment.segment_bytes
