@@ -23,13 +23,19 @@ def file(tmp_path: Path) -> Path:
     return tmp_path / "stepwell.toml"
 
 
+NAMES = [
+    "memory", "disk", "disk_size", "disk_read_limit", "disk_write_limit", "disk_read_latency", "socket",
+    "http", "eviction", "log_level",
+]  # fmt: skip
+
+
 def test_defaults() -> None:
     effective = resolve({}, ENVIRON)
     assert effective.config.memory_bytes == 4 << 30
     assert effective.config.http == HttpAddress("127.0.0.1", 7311)
     assert effective.config.eviction == "lru"
     assert {each.source for each in effective.settings} == {"default"}
-    assert [each.name for each in effective.settings] == ["memory", "socket", "http", "eviction", "log_level"]
+    assert [each.name for each in effective.settings] == NAMES
 
 
 def test_each_source_wins_over_the_one_before(file: Path) -> None:
@@ -59,7 +65,7 @@ def test_the_flag_for_the_file_wins_over_the_variable(file: Path, tmp_path: Path
     ("text", "message"),
     [
         ("memroy = '1GiB'", "there is no option 'memroy'; did you mean memory?"),
-        ("zzz = 1", "there is no option 'zzz'; known are memory, socket, http, eviction, log_level"),
+        ("zzz = 1", "there is no option 'zzz'; known are " + ", ".join(NAMES)),
         ("[serve]\nmemory = '1GiB'", "there is no option 'serve'"),
         ("memory = true", "memory in .*: write text in quotes or a whole number"),
         ("memory = 1.5", "memory in .*: write text in quotes or a whole number"),
@@ -167,6 +173,11 @@ CONFIGS = st.builds(
         host=st.sampled_from(["127.0.0.1", "0.0.0.0", "::1", "localhost"]),
         port=st.integers(min_value=0, max_value=65535),
     ),
+    disk=st.none() | st.text("abc .-=~'", min_size=1, max_size=90).map(lambda name: Path("/", name)),
+    disk_bytes=st.integers(min_value=1, max_value=1 << 50),
+    disk_read_bytes_per_s=st.none() | st.integers(min_value=1, max_value=1 << 40),
+    disk_write_bytes_per_s=st.none() | st.integers(min_value=1, max_value=1 << 40),
+    disk_read_latency_s=st.sampled_from([0.0, 0.0002, 0.05, 1.0, 2.5]),
     eviction=st.sampled_from(["lru", "s3fifo", "fifo"]),
     log_level=st.sampled_from(["debug", "info", "warning", "error"]),
 )

@@ -33,7 +33,10 @@ REQUESTS: list[wire.Message] = [
     wire.Workers(),
     wire.OpenSpace(SpaceSpec(b"f" * 32, 16, 4096)),
     wire.Lookup(b"s" * 16, b"k" * 64),
+    wire.Prefetch(b"s" * 16, b"k" * 64),
     wire.Load(7, b"s" * 16, b"k" * 64, 1, True),
+    wire.More(7),
+    wire.Forget(b"s" * 16),
     wire.Reserve(8, [wire.Run(b"s" * 16, None, b"k" * 32), wire.Run(b"s" * 16, b"p" * 32, b"")]),
     wire.Commit(8),
     wire.Abort(8),
@@ -45,15 +48,15 @@ REQUESTS: list[wire.Message] = [
     wire.GetStats(),
 ]
 REPLIES: list[wire.Message] = [
-    wire.Welcome(1, "0.1", "id", 4096),
+    wire.Welcome(1, "0.1", "id", 4096, True),
     wire.Refused("why"),
     wire.Attached({0: b"a", 1: b""}),
     wire.SpaceOpened(b"s" * 16),
     wire.Found(Hit(2, ("memory", "disk"))),
-    wire.Loaded(2, wire.pack_places([0, 4096])),
+    wire.Loaded(2, wire.pack_places([0, 4096]), 5),
     wire.Reserved([wire.Granted(1, [1, 2], wire.pack_places([0, 8192]), Reason.NO_ROOM)]),
     wire.Cleared(3),
-    wire.Pong(),
+    wire.Pong(4),
     wire.Stats(STATS),
 ]
 

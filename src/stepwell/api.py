@@ -4,6 +4,7 @@ import contextlib
 import itertools
 import os
 import threading
+import time
 import uuid
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -19,20 +20,30 @@ from stepwell.embedded import EmbeddedServer
 from stepwell.keys import chunk_keys
 from stepwell.layout import fingerprint as fingerprint_of
 from stepwell.layout import space_id
+from stepwell.server.host import DiskSetting
 from stepwell.sizes import parse_size
 from stepwell.tiers.arena import ArenaMap
 from stepwell.types import KEY_BYTES, Hit, Key, Reason, SpaceSpec
 
 CLEAR_TIMEOUT_S = 60.0  # a million chunks take some seconds
+FLUSH_TIMEOUT_S = 60.0
 
 
-def open(memory: str | int = "4GiB", eviction: str = "lru") -> "Cache":
+def open(
+    memory: str | int = "4GiB",
+    disk: str | os.PathLike[str] | None = None,
+    disk_size: str | int = "64GiB",
+    eviction: str = "lru",
+) -> "Cache":
     """A cache in this process. `memory` is the whole arena, in bytes or as "4GiB".
 
+    `disk` is a folder for what memory evicts and for the next start; it never takes more than `disk_size`.
+
     Raises ValueError for a size or policy that cannot be, ArenaTooLarge (a ValueError) when the machine
-    or container has less.
+    or container has less, DiskError when the folder cannot be used or another cache uses it.
     """
-    server = EmbeddedServer(parse_size(str(memory)), eviction)
+    setting = None if disk is None else DiskSetting(Path(disk).absolute(), parse_size(str(disk_size)))
+    server = EmbeddedServer(parse_size(str(memory)), eviction, setting)
     return Cache(server.dial, server)
 
 
@@ -87,9 +98,17 @@ class Cache:
         reply = self._client.call(wire.Clear(None), wire.Cleared, CLEAR_TIMEOUT_S)
         return 0 if reply is None else reply.chunks
 
-    def flush(self) -> None:
-        """Wait until what was stored is written back to every slower tier."""
-        self._client.call(wire.Ping(), wire.Pong)
+    def flush(self, timeout_s: float = FLUSH_TIMEOUT_S) -> bool:
+        """Wait until what was stored is written to every slower tier, or dropped: whether it was in time."""
+        end_s = time.monotonic() + timeout_s
+        for pause_s in _pauses():
+            reply = self._client.call(wire.Ping(), wire.Pong)
+            if reply is None or reply.unwritten_chunks == 0:
+                return reply is not None
+            if time.monotonic() + pause_s > end_s:
+                return False
+            time.sleep(pause_s)
+        raise AssertionError("pauses do not end")
 
     def close(self) -> None:
         """Give back all that is pinned, and end an embedded cache. A second call does nothing."""
@@ -203,17 +222,24 @@ class Space:
             yield Lease([])
             return
         number = self._cache._next_id()
+        end_s = time.monotonic() + timeout_s
         reply = self._client.call(wire.Load(number, self._id, packed), wire.Loaded)
         if reply is None:
             yield Lease([])
             return
         views: list[memoryview] = []
         try:
-            if self._client.server_id == server_id:  # else the places may be another server's
+            for pause_s in _pauses():
+                if reply is None or self._client.server_id != server_id:
+                    break  # the places may be another server's
                 views += (
                     arena.view(offset, self._spec.chunk_bytes).toreadonly()
                     for offset in wire.unpack_places(reply.places)
                 )
+                if reply.coming == reply.chunks or time.monotonic() + pause_s > end_s:
+                    break
+                time.sleep(pause_s)
+                reply = self._client.call(wire.More(number), wire.Loaded)
             yield Lease(views)
         finally:
             _let_go(views)
@@ -273,6 +299,14 @@ class Space:
         """One chunk's bytes, None when it is not held."""
         with self.load([key]) as lease:
             return bytes(lease.views[0]) if lease.views else None
+
+
+def _pauses() -> Iterator[float]:
+    """Between two questions whether something has come: short at first, never so long that it matters."""
+    pause_s = 0.0002
+    while True:
+        yield pause_s
+        pause_s = min(2 * pause_s, 0.005)
 
 
 def _pack(keys: Sequence[Key]) -> bytes:

@@ -138,6 +138,7 @@ class Client:
         self._lock = threading.Lock()
         self._channel: Channel | None = None
         self._server_id: str | None = None  # of the server that the notes in `_owed` are for
+        self._promotes = False
         self._owed: list[wire.Note] = []
         self._untold: wire.Report | None = None  # what was to be reported while no server was there
         self._pid = os.getpid()
@@ -151,6 +152,11 @@ class Client:
     def server_id(self) -> str | None:
         """The server we are connected to, None while there is none. A restarted server has another id."""
         return self._server_id if self._channel is not None else None
+
+    @property
+    def promotes(self) -> bool:
+        """Whether a server is there that has slower tiers."""
+        return self._promotes and self._channel is not None
 
     def connect(self) -> bool:
         """Try now, and go on trying in the background. Whether it worked at once."""
@@ -243,7 +249,7 @@ class Client:
         self._channel = None
         self._losses += 1
         # What ends something may be said twice; a report would be counted twice.
-        self._owed = [note for note in self._owed if not isinstance(note, wire.Report)]
+        self._owed = [note for note in self._owed if not isinstance(note, wire.Report | wire.Prefetch)]
         self._lost.set()
         logger.warning("the cache server is lost (%r): going on without it", error)
 
@@ -266,6 +272,7 @@ class Client:
             if welcome.server_id != self._server_id:
                 self._owed = []  # a new server knows nothing of what the old one granted
             self._server_id = welcome.server_id
+            self._promotes = welcome.promotes
             if self._untold is not None:
                 self._owed.append(self._untold)
                 self._untold = None

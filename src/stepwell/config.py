@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal, TypeAlias, cast, get_args, get_type_
 
 import msgspec
 
-from stepwell.sizes import format_size, parse_size
+from stepwell.sizes import format_duration, format_rate, format_size, parse_duration, parse_rate, parse_size
 
 Environ: TypeAlias = Mapping[str, str]
 Eviction: TypeAlias = Literal["lru", "s3fifo", "fifo"]
@@ -86,6 +86,26 @@ def _parse_memory(text: str) -> int:
     return memory_bytes
 
 
+def _parse_disk(text: str) -> Path | None:
+    if text == "off":
+        return None
+    if not text or "\0" in text:
+        raise ValueError("is empty or holds a NUL; write the path of a folder, or off")
+    return Path(text).expanduser().absolute()
+
+
+def _show_or_off(value: object) -> str:
+    return "off" if value is None else str(value)
+
+
+def _parse_limit(text: str) -> int | None:
+    return None if text == "off" else parse_rate(text)
+
+
+def _show_limit(bytes_per_s: int | None) -> str:
+    return "off" if bytes_per_s is None else format_rate(bytes_per_s)
+
+
 def _parse_socket(text: str) -> Path:
     if not text or "\0" in text:
         raise ValueError("is empty or holds a NUL; write the path of a unix socket")
@@ -103,10 +123,6 @@ def _parse_http(text: str) -> HttpAddress | None:
     if not host or not (port.isascii() and port.isdecimal()) or int(port) > 65535:
         raise ValueError(f"'{text}' is not an address; write HOST:PORT, as in 127.0.0.1:7311, or off")
     return HttpAddress(host, int(port))
-
-
-def _show_http(address: HttpAddress | None) -> str:
-    return "off" if address is None else str(address)
 
 
 def _one_of(words: Iterable[str]) -> Callable[[str], str]:
@@ -137,6 +153,65 @@ class Config(msgspec.Struct, frozen=True):
             ),
         ),
     ]
+    disk: Annotated[
+        Path | None,
+        Option(
+            name="disk",
+            default="off",
+            parse=_parse_disk,
+            show=_show_or_off,
+            help=(
+                "Folder for chunks on a local drive, or off. They outlive the server and their place in "
+                "memory. Choose a folder on an NVMe drive; it is made if need be, and one server uses it."
+            ),
+        ),
+    ]
+    disk_bytes: Annotated[
+        int,
+        Option(
+            name="disk_size",
+            default="64GiB",
+            parse=_parse_memory,
+            show=format_size,
+            help=(
+                "Most bytes that the folder ever takes, all files together. Ten times the memory is a good "
+                "beginning; stepwell stats shows what is evicted for want of room."
+            ),
+        ),
+    ]
+    disk_read_bytes_per_s: Annotated[
+        int | None,
+        Option(
+            name="disk_read_limit",
+            default="off",
+            parse=_parse_limit,
+            show=_show_limit,
+            help="Most bytes a second to read from the drive, as 500MB/s, where others use it too; or off.",
+        ),
+    ]
+    disk_write_bytes_per_s: Annotated[
+        int | None,
+        Option(
+            name="disk_write_limit",
+            default="off",
+            parse=_parse_limit,
+            show=_show_limit,
+            help=(
+                "Most bytes a second to write to the drive, as 200MB/s, where others use it or it wears out; "
+                "or off. What comes faster is not written."
+            ),
+        ),
+    ]
+    disk_read_latency_s: Annotated[
+        float,
+        Option(
+            name="disk_read_latency",
+            default="0s",
+            parse=parse_duration,
+            show=format_duration,
+            help="For trials: least time of one read, as 50ms. Leave it at 0s to serve.",
+        ),
+    ]
     socket: Annotated[
         Path,
         Option(
@@ -156,7 +231,7 @@ class Config(msgspec.Struct, frozen=True):
             name="http",
             default="127.0.0.1:7311",
             parse=_parse_http,
-            show=_show_http,
+            show=_show_or_off,
             help=(
                 "HOST:PORT for /metrics, /healthz and /stats, or off; port 0 takes any free one. Anybody who "
                 "reaches it can read it: leave the loopback address only for a network that you trust."

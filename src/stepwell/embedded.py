@@ -5,19 +5,20 @@ import socket
 import threading
 from concurrent.futures import Future
 
-from stepwell.server.host import CacheHost
+from stepwell.server.host import CacheHost, DiskSetting
 
 
 class EmbeddedServer:
     """Serves connections made by `dial` until `close`."""
 
-    def __init__(self, memory_bytes: int, eviction: str) -> None:
-        """Raises ArenaTooLarge or ValueError for a size or policy that cannot be."""
-        self._host = CacheHost(memory_bytes, eviction)
+    def __init__(self, memory_bytes: int, eviction: str, disk: DiskSetting | None = None) -> None:
+        """Raises ArenaTooLarge or ValueError for a size or policy that cannot be, DiskError for a folder."""
+        self._host = CacheHost(memory_bytes, eviction, disk)
         self._loop = asyncio.new_event_loop()
         self._transports: list[asyncio.BaseTransport] = []
         self._thread = threading.Thread(target=self._loop.run_forever, name="stepwell-server", daemon=True)
         self._thread.start()
+        self._loop.call_soon_threadsafe(self._host.start)
 
     def dial(self) -> socket.socket:
         """A new connection to this server. Raises OSError after `close`."""

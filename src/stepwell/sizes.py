@@ -42,3 +42,33 @@ def format_size(size_bytes: int) -> str:
     fitting = [(size, unit) for unit, size in _UNITS.items() if size_bytes % size == 0 and size <= size_bytes]
     size, unit = max(fitting, default=(1, "B"))
     return f"{size_bytes // size}{unit}"
+
+
+def parse_rate(text: str) -> int:
+    """Bytes a second in `text`: a size, then "/s", as in 500MB/s. Raises ValueError for all else and 0."""
+    size, slash, second = text.strip().rpartition("/")
+    if not slash or second.strip() != "s" or (bytes_per_s := parse_size(size)) == 0:
+        raise ValueError(f"'{text}' is not a rate; write it as 500MB/s or 2GiB/s")
+    return bytes_per_s
+
+
+def format_rate(bytes_per_s: int) -> str:
+    """`parse_rate` reads it back."""
+    return f"{format_size(bytes_per_s)}/s"
+
+
+_SECONDS_BY_UNIT = MappingProxyType({"us": 1e-6, "ms": 1e-3, "s": 1.0})
+_DURATION = re.compile(r"(\d+(?:\.\d+)?) ?(us|ms|s)", re.ASCII)
+
+
+def parse_duration(text: str) -> float:
+    """Seconds in `text`: "50ms", "1.5s" or "200us". Raises ValueError for anything else."""
+    match = _DURATION.fullmatch(text.strip())
+    if match is None:
+        raise ValueError(f"'{text}' is not a duration; write it as 50ms, 1.5s or 200us")
+    return float(match[1]) * _SECONDS_BY_UNIT[match[2]]
+
+
+def format_duration(seconds: float) -> str:
+    """`parse_duration` reads it back."""
+    return f"{seconds * 1e3:g}ms" if 0 < seconds < 1 else f"{seconds:g}s"

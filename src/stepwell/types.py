@@ -28,11 +28,12 @@ class Reason(StrEnum):
 
     TOO_SHORT = "too_short"  # the prompt has no whole chunk
     NOT_HELD = "not_held"  # no tier has it
-    TOO_SLOW = "too_slow"  # it did not reach memory before the deadline
+    TOO_SLOW = "too_slow"  # it did not reach memory before the deadline, or the tier cannot keep up
     NO_ROOM = "no_room"  # everything else in the tier is pinned, or it is larger than the tier
     NO_PARENT = "no_parent"  # the chunk before it is not held, so it could never be found
     ABANDONED = "abandoned"  # reserved, but its writer gave up or went away
     CORRUPT = "corrupt"  # its bytes failed their check
+    OUT_OF_SERVICE = "out_of_service"  # the tier failed or stalled and is tried again later
     NO_SERVER = "no_server"  # the cache server did not answer in time
     NO_WORKER = "no_worker"  # not every worker of the engine has mapped the arena yet
     UNSUPPORTED = "unsupported"  # this model's cache layout cannot be served yet
@@ -65,6 +66,9 @@ class TierStats(msgspec.Struct, frozen=True):
     loaded_chunks: int
     stored_chunks: int
     evicted_chunks: int
+    queued_chunks: int = 0  # waiting to be written to it
+    damaged_chunks: int = 0  # dropped because a check of their bytes failed
+    health: str = "ok"  # or in a few words why it is out of service
 
 
 class RequestStats(msgspec.Struct, frozen=True):

@@ -16,7 +16,7 @@ import msgspec
 
 from stepwell.types import KEY_BYTES, CacheStats, ChunkId, Hit, Key, Reason, RequestStats, SpaceId, SpaceSpec
 
-PROTOCOL = 1
+PROTOCOL = 2
 MAX_FRAME_BYTES = 64 << 20
 _LENGTH = struct.Struct("<I")
 
@@ -44,6 +44,7 @@ class Welcome(Message, frozen=True, tag="welcome"):
     version: str
     server_id: str  # new with every start of a server
     arena_bytes: int
+    promotes: bool = False  # whether there are slower tiers, so that a `Prefetch` may help
 
 
 class Refused(Message, frozen=True, tag="refused"):
@@ -81,8 +82,18 @@ class Found(Message, frozen=True, tag="found"):
     hit: Hit
 
 
+class Prefetch(Note, frozen=True, tag="prefetch"):
+    """A prompt is on its way: bring what slower tiers hold of it up to memory."""
+
+    space: SpaceId
+    keys: bytes
+
+
 class Load(Message, frozen=True, tag="load"):
-    """Pin the leading chunks that are verified in memory, from chunk number `first` on."""
+    """Pin the leading chunks that are verified in memory, from chunk number `first` on.
+
+    Those that only slower tiers hold are brought up; `More` says how far that has come.
+    """
 
     lease: int
     space: SpaceId
@@ -91,9 +102,16 @@ class Load(Message, frozen=True, tag="load"):
     again: bool = False  # the same request asked before: do not count it once more
 
 
+class More(Message, frozen=True, tag="more"):
+    """Pin what has come up for this lease since the last answer."""
+
+    lease: int
+
+
 class Loaded(Message, frozen=True, tag="loaded"):
     chunks: int  # leading chunks that lie in memory
-    places: bytes  # arena offsets of chunks `first` to `chunks`, packed by `pack_places`
+    places: bytes  # arena offsets of those pinned by this call, up to chunk `chunks`: see `pack_places`
+    coming: int = 0  # leading chunks that will, unless something fails; never below `chunks`
 
 
 class Run(msgspec.Struct, frozen=True, array_like=True):
@@ -158,6 +176,12 @@ class Report(Note, frozen=True, tag="report"):
         )
 
 
+class Forget(Note, frozen=True, tag="forget"):
+    """Nobody will ask for this space again: its chunks can go, when there is time."""
+
+    space: SpaceId
+
+
 class Clear(Message, frozen=True, tag="clear"):
     space: SpaceId | None  # None: every space
 
@@ -171,7 +195,7 @@ class Ping(Message, frozen=True, tag="ping"):
 
 
 class Pong(Message, frozen=True, tag="pong"):
-    pass
+    unwritten_chunks: int = 0  # on their way to slower tiers
 
 
 class GetStats(Message, frozen=True, tag="stats"):
@@ -183,8 +207,8 @@ class Stats(Message, frozen=True, tag="stats-are"):
 
 
 Request: TypeAlias = (
-    Hello | Mapped | Workers | OpenSpace | Lookup | Load | Reserve | Commit | Abort | Release | Report
-    | Clear | Ping | GetStats
+    Hello | Mapped | Workers | OpenSpace | Lookup | Prefetch | Load | More | Reserve | Commit | Abort
+    | Release | Report | Forget | Clear | Ping | GetStats
 )  # fmt: skip
 Reply: TypeAlias = (
     Welcome | Refused | Attached | SpaceOpened | Found | Loaded | Reserved | Cleared | Pong | Stats
@@ -252,6 +276,10 @@ class ChunkRun(Sequence[ChunkId]):
         self._keys = keys
         self._first = first
         self._count = len(keys) // KEY_BYTES - first if count is None else count
+
+    @property
+    def space(self) -> SpaceId:
+        return self._space
 
     def __len__(self) -> int:
         return self._count

@@ -61,6 +61,11 @@ def test_config_shows_values_and_where_they_came_from(run: Run, tmp_path: Path) 
     rows = [re.split(r" {2,}", line) for line in result.stdout.splitlines()]
     assert rows == [
         ["memory", "512MiB", "--memory"],
+        ["disk", "off", "default"],
+        ["disk_size", "64GiB", "default"],
+        ["disk_read_limit", "off", "default"],
+        ["disk_write_limit", "off", "default"],
+        ["disk_read_latency", "0s", "default"],
         ["socket", str(tmp_path / "stepwell.sock"), "default"],
         ["http", "off", "STEPWELL_HTTP"],
         ["eviction", "s3fifo", str(file)],

@@ -7,7 +7,7 @@ from stepwell.cli.app import app
 from stepwell.cli.flags import option_flags
 from stepwell.config import OPTIONS
 
-COMMANDS = ["serve", "run", "stats", "clear", "config", "demo", "bench"]
+COMMANDS = ["serve", "run", "stats", "clear", "fsck", "config", "demo", "bench"]
 FOR_THE_SERVER = ["serve", "run", "config"]
 
 
@@ -35,6 +35,7 @@ def test_help_of_every_flag_says_its_default(
         ("config", ["in bytes", "HOST:PORT", "4GiB", "127.0.0.1:7311"]),
         ("stats", ["bytes, chunks and tokens"]),
         ("clear", ["how many chunks"]),
+        ("fsck", ["chunks, spaces, bytes"]),
         ("demo", ["seconds", "tokens", "minutes"]),
         ("bench", ["milliseconds", "MiB"]),
     ],

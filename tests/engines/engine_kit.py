@@ -9,6 +9,7 @@ from stepwell.client import Client
 from stepwell.embedded import EmbeddedServer
 from stepwell.engines.fake import FakeEngine, FakeRequest
 from stepwell.engines.pages import Bytes, HostCopier
+from stepwell.server.host import DiskSetting
 from stepwell.tiers.arena import ArenaMap
 from stepwell.types import CacheStats, TierStats
 from support.waiting import wait_until
@@ -28,8 +29,10 @@ def prompt(tokens: int, start: int = 1000) -> list[int]:
 class Cache:
     """An embedded server, the engines on it, and somebody who only watches."""
 
-    def __init__(self, memory_bytes: int = 1 << 20, eviction: str = "lru") -> None:
-        self.server = EmbeddedServer(memory_bytes, eviction)
+    def __init__(
+        self, memory_bytes: int = 1 << 20, eviction: str = "lru", disk: DiskSetting | None = None
+    ) -> None:
+        self.server = EmbeddedServer(memory_bytes, eviction, disk)
         self.engines: list[FakeEngine] = []
         self._watch = Client(self.server.dial, "watch", PATIENT_S)
         assert self._watch.connect()
@@ -60,8 +63,10 @@ class Cache:
     def memory(self) -> TierStats:
         return self.stats().tiers["memory"]
 
-    def clear(self) -> None:
-        assert self._watch.call(wire.Clear(None), wire.Cleared) is not None
+    def clear(self) -> int:
+        reply = self._watch.call(wire.Clear(None), wire.Cleared)
+        assert reply is not None
+        return reply.chunks
 
     def check_idle(self, slot_bytes: int = SLOT_BYTES) -> None:
         """Nothing is leased, reserved or pinned, and only held chunks take room."""
@@ -70,14 +75,15 @@ class Cache:
         assert (stats.leases, stats.reservations, memory.pinned_chunks) == (0, 0, 0)
         assert memory.used_bytes == memory.chunks * slot_bytes
 
-    def close(self) -> None:
+    def close(self, clear: bool = True) -> None:
         for engine in list(self.engines):
             self.stop(engine)
         wait_until(lambda: self.stats().sessions == 1)
         stats = self.stats()
         assert (stats.leases, stats.reservations) == (0, 0)
-        self.clear()
-        assert (self.memory.used_bytes, self.memory.pinned_chunks) == (0, 0)
+        if clear:
+            self.clear()
+            assert (self.memory.used_bytes, self.memory.pinned_chunks) == (0, 0)
         self._watch.close()
         self.server.close()
 

@@ -11,6 +11,7 @@ from stepwell.config import HttpAddress
 from stepwell.server.http import HttpServer, start_http
 from stepwell.types import CacheStats, Reason, RequestStats, TierStats
 
+HEALTHY = {"memory": "ok"}
 ANY_PORT = HttpAddress("127.0.0.1", 0)
 STATS = CacheStats(
     version="1.2.3",
@@ -44,9 +45,12 @@ STATS = CacheStats(
 def with_server(
     use: Callable[[aiohttp.ClientSession, HttpServer], Awaitable[None]],
     get_stats: Callable[[], CacheStats] = lambda: STATS,
+    health: dict[str, str] | None = None,
 ) -> None:
+    health = health or HEALTHY
+
     async def scenario() -> None:
-        server = await start_http(ANY_PORT, get_stats)
+        server = await start_http(ANY_PORT, get_stats, lambda: health)
         try:
             async with aiohttp.ClientSession(f"http://127.0.0.1:{server.port}") as session:
                 await use(session, server)
@@ -139,13 +143,26 @@ def test_counters_are_read_at_scrape_time_only() -> None:
     async def use(session: aiohttp.ClientSession, _: HttpServer) -> None:
         assert len(calls) == 0
         async with session.get("/healthz") as response:
-            assert (response.status, await response.json()) == (200, {"status": "ok"})
+            assert (response.status, await response.json()) == (
+                200,
+                {"status": "ok", "tiers": HEALTHY},
+            )
         assert len(calls) == 0
         await samples(session)
         await samples(session)
         assert len(calls) == 2
 
     with_server(use, get_stats)
+
+
+def test_a_tier_out_of_service_shows_and_is_no_reason_to_kill_the_server() -> None:
+    health = {"memory": "ok", "disk": "writing has not ended after 5 s"}
+
+    async def use(session: aiohttp.ClientSession, _: HttpServer) -> None:
+        async with session.get("/healthz") as response:
+            assert (response.status, await response.json()) == (200, {"status": "degraded", "tiers": health})
+
+    with_server(use, health=health)
 
 
 def test_an_error_in_the_counters_fails_that_request_only(caplog: pytest.LogCaptureFixture) -> None:
@@ -175,7 +192,7 @@ def test_an_address_in_use_says_what_to_do() -> None:
         with pytest.raises(
             OSError, match=r"cannot listen for HTTP on 127\.0\.0\.1:\d+: .*--http off"
         ) as caught:
-            await start_http(HttpAddress("127.0.0.1", server.port), lambda: STATS)
+            await start_http(HttpAddress("127.0.0.1", server.port), lambda: STATS, lambda: HEALTHY)
         assert caught.value.errno == errno.EADDRINUSE
 
     with_server(use)
@@ -183,9 +200,9 @@ def test_an_address_in_use_says_what_to_do() -> None:
 
 def test_close_frees_the_port() -> None:
     async def scenario() -> None:
-        first = await start_http(ANY_PORT, lambda: STATS)
+        first = await start_http(ANY_PORT, lambda: STATS, lambda: HEALTHY)
         await first.close()
-        second = await start_http(HttpAddress("127.0.0.1", first.port), lambda: STATS)
+        second = await start_http(HttpAddress("127.0.0.1", first.port), lambda: STATS, lambda: HEALTHY)
         assert second.port == first.port
         await second.close()
 
@@ -197,7 +214,7 @@ def test_an_address_that_others_reach_is_warned_about(
     host: str, warns: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def scenario() -> None:
-        server = await start_http(HttpAddress(host, 0), lambda: STATS)
+        server = await start_http(HttpAddress(host, 0), lambda: STATS, lambda: HEALTHY)
         await server.close()
 
     with caplog.at_level(logging.WARNING, "stepwell"):

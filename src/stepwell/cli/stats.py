@@ -33,14 +33,15 @@ def print_tables(stats: CacheStats, console: Console) -> None:
         highlight=False,
     )
     console.print(_tiers(stats.tiers))
+    if len(stats.tiers) > 1:
+        console.print(_slower(stats.tiers))
     console.print(_chunks(stats))
     console.print(_tokens(stats.requests))
 
 
 def _tiers(tiers: Mapping[str, TierStats]) -> Table:
-    table = _table(
-        "tier", "GiB used", "GiB limit", "% used", "chunks", "pinned", "loaded", "stored", "evicted"
-    )
+    counted = ("chunks", "pinned", "loaded", "stored", "evicted")
+    table = _table("tier", "GiB used", "GiB limit", "% used", *counted)
     for name, tier in tiers.items():
         counts = (
             tier.chunks, tier.pinned_chunks, tier.loaded_chunks, tier.stored_chunks, tier.evicted_chunks
@@ -52,6 +53,14 @@ def _tiers(tiers: Mapping[str, TierStats]) -> Table:
             _percent(tier.used_bytes, tier.limit_bytes),
             *(f"{count:,}" for count in counts),
         )
+    return table
+
+
+def _slower(tiers: Mapping[str, TierStats]) -> Table:
+    table = _table("tier", "chunks waiting", "chunks damaged", "health")
+    for name, tier in tiers.items():
+        if name != "memory":
+            table.add_row(name, f"{tier.queued_chunks:,}", f"{tier.damaged_chunks:,}", tier.health)
     return table
 
 

@@ -8,6 +8,7 @@ It drives the same `SchedulerSide` and `WorkerSide` as vLLM's connector, in the 
 """
 
 import hashlib
+import time
 import uuid
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
@@ -121,7 +122,9 @@ class FakeEngine:
         adapter_files: bytes = b"",
         copier: Callable[[Sequence[Bytes]], Copier] = HostCopier,
         call_timeout_s: float = CALL_TIMEOUT_S,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        self._clock = clock
         self.block_tokens = block_tokens
         self.step_tokens = step_tokens
         self.prefix_caching = prefix_caching
@@ -169,7 +172,7 @@ class FakeEngine:
         self.client.connect()
         self.worker = WorkerSide(self._arenas, copier, 0, geometry.stripe_bytes)
         spaces = Spaces(self.client, geometry, lambda: identity, self._adapter_digest)
-        self.scheduler = SchedulerSide(self.client, spaces, geometry)
+        self.scheduler = SchedulerSide(self.client, spaces, geometry, self._clock)
 
     def _adapter_digest(self, adapter: Adapter) -> bytes | Reason:
         return fingerprint(("adapter", adapter.lora_path, self._adapter_files))
@@ -201,6 +204,8 @@ class FakeEngine:
         request.extend()
         self.requests.append(request)
         self.waiting.append(request)
+        if self.scheduler is not None:
+            self.scheduler.arrived(request)
         return request
 
     def ask(
@@ -251,9 +256,10 @@ class FakeEngine:
         work = [_Work(request, tokens, list(request.blocks)) for request, tokens in scheduled]
         if self.scheduler is None:
             return FakeStep(work, StepJobs())
+        tokens = sum(tokens for _, tokens in scheduled)
         anew = {w.request.request_id: self._news(w) for w in work}
         computed = {w.request.request_id: w.request.computed_tokens + w.tokens for w in work}
-        return FakeStep(work, self.scheduler.step(anew, computed))
+        return FakeStep(work, self.scheduler.step(anew, computed, tokens))
 
     @staticmethod
     def _news(work: _Work) -> tuple[bool, list[int]]:
@@ -271,6 +277,7 @@ class FakeEngine:
             self.worker.store(step.jobs)
             if failed := self.worker.take_failed_blocks():
                 raise WrongBytes(f"blocks {sorted(failed)} were promised and not loaded")
+            self.scheduler.step_ended()
             if done := self.worker.take_done():
                 self.scheduler.copied(done)
         for work in step.work:
@@ -295,18 +302,26 @@ class FakeEngine:
                 scheduled.append((request, tokens))
                 budget -= tokens
         preempted = any(r.state == "waiting" and r.preemptions for r in self.waiting)
-        while self.waiting and budget > 0 and not (preempted and self.running):
-            tokens = self._admit(self.waiting[0], budget)
-            if tokens == 0:
+        for request in list(self.waiting):
+            if budget == 0 or (preempted and self.running):
                 break
-            scheduled.append((self.waiting.pop(0), tokens))
-            budget -= tokens
+            admitted = self._admit(request, budget)
+            if admitted is None:
+                continue  # not yet: the next may begin before it
+            if admitted == 0:
+                break
+            self.waiting.remove(request)
+            scheduled.append((request, admitted))
+            budget -= admitted
         return scheduled
 
-    def _admit(self, request: FakeRequest, budget: int) -> int:
+    def _admit(self, request: FakeRequest, budget: int) -> int | None:
+        """Tokens to compute in this step; 0 when there is no room, None when it has to be asked again."""
         hits = self._own_hits(request)
         hit_tokens = len(hits) * self.block_tokens
         external = 0 if self.scheduler is None else self.scheduler.matched_tokens(request, hit_tokens)
+        if external is None:
+            return None
         if request.skip_reading_prefix_cache:
             external = 0
         start = hit_tokens + external

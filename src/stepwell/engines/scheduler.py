@@ -5,12 +5,15 @@ calls come from the engine's scheduler thread; each makes at most a few calls to
 of which takes long (see `stepwell.client`).
 
 Nothing is promised that does not lie pinned in the arena, so a promise cannot fail. A lease is taken
-when the scheduler asks how much is cached, and given back when the request was not scheduled in the same
-step, or when its workers have copied.
+when the scheduler asks how much is cached, kept while the request waits, and given back when its workers
+have copied, or when the request ends before. While more of its prompt is on its way up from a slower tier
+the scheduler is told to ask again, until waiting has cost as much as computing would.
 """
 
 import itertools
-from collections.abc import Mapping, Sequence
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -19,6 +22,7 @@ from stepwell.client import Client
 from stepwell.engines.geometry import Geometry
 from stepwell.engines.jobs import CopyJob, Done, StepJobs
 from stepwell.engines.spaces import Adapter, Spaces
+from stepwell.policy.cost import PrefillSpeed
 from stepwell.types import Key, Reason, RequestStats
 
 
@@ -39,17 +43,31 @@ class EngineRequest(Protocol):
     def skip_reading_prefix_cache(self) -> bool: ...
 
 
+ASK_AGAIN_SHARE = 0.02
+"""Of the scheduler's time, at most so much goes into asking again for one request that cannot start yet."""
+
+PROMISE_KEPT_S = 1.0
+"""A promise to a request that cannot start yet is as old as this before it is made anew: others may have
+stored more of its prompt meanwhile."""
+
+
+_SKIPPED_STEPS_MOST = 31  # a second, or less, of decoding
+
+
 @dataclass
 class _Promise:
-    """A lease on the chunks that a request may load in this step."""
+    """A lease on the leading chunks that a request may load."""
 
     lease: int
     server_id: str
     first_chunk: int
-    places: tuple[int, ...]
-    from_tokens: int  # the engine holds so many leading tokens itself
-    to_tokens: int
-    scheduled: bool = False
+    places: list[int]
+    chunks: int  # leading chunks that lie in memory
+    coming: int  # leading chunks that will
+    made_s: float
+    wait_until_s: float  # for what is coming
+    from_tokens: int = 0  # the engine holds so many leading tokens itself
+    to_tokens: int = 0
 
 
 @dataclass
@@ -58,8 +76,14 @@ class _Tracked:
 
     request: EngineRequest
     promise: _Promise | None = None
+    wait_until_s: float | None = None  # for what comes from slower tiers; set when it is first known
+    ask_again_at_s: float = 0.0  # after a look-up that found nothing
+    skip_steps: int = 0  # before it is asked again for chunks that others are writing
+    skipped_steps: int = 0  # the last time
     blocks: list[int] = field(default_factory=list)
     settled_chunks: int = 0  # leading chunks that need no storing (again)
+    complete_chunks: int = 0  # leading chunks that are computed, as far as storing has looked
+    unstored: Reason | None = None  # why the last attempt to store stored nothing
     engine_tokens: int = 0  # prompt tokens that the engine found in its own cache
     miss: Reason | None = None  # why not all whole chunks of the prompt were promised
     asked: bool = False
@@ -71,13 +95,24 @@ class _Tracked:
 class SchedulerSide:
     """One for each engine. Methods have the names and order of vLLM's scheduler connector."""
 
-    def __init__(self, client: Client, spaces: Spaces, geometry: Geometry) -> None:
+    def __init__(
+        self,
+        client: Client,
+        spaces: Spaces,
+        geometry: Geometry,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """`clock` counts seconds from anywhere."""
         self._client = client
         self._spaces = spaces
         self._geometry = geometry
+        self._clock = clock
+        self._speed = PrefillSpeed()
+        self._steps: deque[tuple[float, int]] = deque()  # under way: when scheduled, and their tokens
+        self._step_ended_s = 0.0
         self._numbers = itertools.count(1)
         self._tracked: dict[str, _Tracked] = {}
-        self._promised: list[_Tracked] = []  # in this step, scheduled or not
+        self._scheduled: list[_Tracked] = []  # in this step, with something to load
         self._leases: dict[int, int] = {}  # being loaded, by ranks still to report
         self._reservations: dict[int, int] = {}  # being stored, likewise
         self._failed: set[int] = set()  # of these, those that some rank could not store
@@ -89,17 +124,29 @@ class SchedulerSide:
 
     # -- asked by the scheduler ------------------------------------------------------------------------
 
-    def matched_tokens(self, request: EngineRequest, engine_tokens: int) -> int:
-        """How many tokens beyond `engine_tokens` are promised. May be asked again and again."""
+    def arrived(self, request: EngineRequest) -> None:
+        """The request waits in the engine's queue: time for slower tiers to bring up what they hold of it."""
+        if not self._client.promotes or request.skip_reading_prefix_cache:
+            return
+        space = self._spaces.find(request.lora_request)
+        keys = self._useful_keys(request)
+        if keys and not isinstance(space, Reason):
+            self._client.note(wire.Prefetch(space, b"".join(keys)))
+            self._client.flush()
+
+    def matched_tokens(self, request: EngineRequest, engine_tokens: int) -> int | None:
+        """How many tokens beyond `engine_tokens` are promised; None: ask again at the next step.
+
+        May be asked again and again.
+        """
         tracked = self._track(request)
         tracked.engine_tokens = engine_tokens
-        self._take_back(tracked)
         outcome = self._promise(tracked, engine_tokens)
-        if isinstance(outcome, Reason):
+        if outcome is None or isinstance(outcome, Reason):
             tracked.miss = outcome
-            return 0
-        tracked.promise = outcome
-        self._promised.append(tracked)
+            if outcome is not None:
+                self._take_back(tracked)
+            return None if outcome is None else 0
         return outcome.to_tokens - outcome.from_tokens
 
     def allocated(self, request: EngineRequest, blocks: Sequence[int], loaded_tokens: int) -> None:
@@ -107,44 +154,52 @@ class SchedulerSide:
         tracked = self._track(request)
         tracked.blocks = list(blocks)
         promise = tracked.promise
-        if promise is not None:
-            if loaded_tokens > 0:
-                promise.scheduled = True
-                promise.to_tokens = promise.from_tokens + loaded_tokens
-            else:
-                self._take_back(tracked)
+        if promise is not None and loaded_tokens > 0:
+            promise.to_tokens = promise.from_tokens + loaded_tokens
+            self._scheduled.append(tracked)
+        else:
+            self._take_back(tracked)
         self._report(tracked, loaded_tokens)
 
     def step(
         self,
         new_blocks: Mapping[str, tuple[bool, Sequence[int]]],
         computed_tokens: Mapping[str, int],
+        scheduled_tokens: int = 0,
     ) -> StepJobs:
         """Everything that the workers are to copy in the step just scheduled.
 
         `new_blocks`: for each scheduled request whether its list of blocks starts anew, and the blocks.
         `computed_tokens`: how many leading tokens of each scheduled request have KV after this step.
+        `scheduled_tokens`: how many the step computes, of all requests.
         """
         loads = []
-        for tracked in self._promised:
+        for tracked in self._scheduled:
             promise = tracked.promise
-            if promise is None:
-                continue
-            if promise.scheduled:
+            if promise is not None:  # else it was aborted since
                 loads.append(self._load_job(tracked, promise))
                 self._leases[promise.lease] = self._geometry.ranks
                 tracked.promise = None
-            else:
-                self._take_back(tracked)
-        self._promised = []
+        self._scheduled = []
         for request_id, (anew, blocks) in new_blocks.items():
             if (known := self._tracked.get(request_id)) is not None:
                 if anew:
                     known.blocks = []
                 known.blocks.extend(blocks)  # in place: most steps bring nothing, and prompts are long
+        if scheduled_tokens:
+            self._steps.append((self._clock(), scheduled_tokens))
         stores = self._store_jobs(computed_tokens)
         self._client.flush()
         return StepJobs(loads, stores)
+
+    def step_ended(self) -> None:
+        """The engine has the result of the oldest step that computed something."""
+        if self._steps:
+            now_s = self._clock()
+            begun_s, tokens = self._steps.popleft()
+            # Where steps are scheduled ahead, this one began when the one before it ended.
+            self._speed.observe(tokens, now_s - max(begun_s, self._step_ended_s))
+            self._step_ended_s = now_s
 
     def copied(self, done: Done) -> None:
         """Workers report the jobs that they have finished since their last report."""
@@ -163,8 +218,12 @@ class SchedulerSide:
     def finished(self, request_id: str) -> None:
         """The request ended, or was aborted in any state. Copies that are under way finish by themselves."""
         tracked = self._tracked.pop(request_id, None)
-        if tracked is not None:
-            self._take_back(tracked)
+        if tracked is None:
+            return
+        self._take_back(tracked)
+        if tracked.unstored is not None:
+            dropped = {tracked.unstored: tracked.complete_chunks - tracked.settled_chunks}
+            self._client.note(wire.Report(RequestStats(), {}, dropped))
 
     def reset(self) -> None:
         """Forget all that this engine has stored, and never find it again, be the server there or not.
@@ -172,7 +231,8 @@ class SchedulerSide:
         Requests under way store nothing more: what they computed so far may be of replaced weights.
         """
         for space in self._spaces.renew():
-            self._client.call(wire.Clear(space), wire.Cleared)
+            self._client.note(wire.Forget(space))
+        self._client.flush()
         for tracked in self._tracked.values():
             tracked.stores = False
 
@@ -184,41 +244,88 @@ class SchedulerSide:
             tracked = self._tracked[request.request_id] = _Tracked(request)
         return tracked
 
-    def _promise(self, tracked: _Tracked, engine_tokens: int) -> _Promise | Reason:
+    def _promise(self, tracked: _Tracked, engine_tokens: int) -> _Promise | Reason | None:
+        """What is promised, why nothing is, or None while it is worth waiting for."""
+        now_s = self._clock()
+        promise = tracked.promise
+        if promise is not None and not self._is_good(promise, engine_tokens, now_s):
+            self._take_back(tracked)
+            promise = None
+        if promise is None:
+            if now_s < tracked.ask_again_at_s:
+                return tracked.miss or Reason.NOT_HELD
+            outcome = self._ask(tracked, engine_tokens, now_s)
+            if isinstance(outcome, Reason):
+                asked_s = self._clock()
+                tracked.ask_again_at_s = asked_s + (asked_s - now_s) / ASK_AGAIN_SHARE
+                return outcome
+            promise = tracked.promise = outcome
+        elif promise.coming > promise.chunks and not self._ask_more(promise):
+            return Reason.NO_SERVER
+        tracked.settled_chunks = promise.chunks
+        if promise.coming > promise.chunks and now_s < promise.wait_until_s:
+            return None
+        promise.coming = promise.chunks
+        promise.from_tokens = engine_tokens
+        # One token must be computed, or there is nothing to sample from.
+        promise.to_tokens = min(promise.chunks * self._geometry.chunk_tokens, tracked.request.num_tokens - 1)
+        return promise if promise.to_tokens > engine_tokens else Reason.NOT_HELD
+
+    def _is_good(self, promise: _Promise, engine_tokens: int, now_s: float) -> bool:
+        return (
+            promise.server_id == self._client.server_id
+            and promise.first_chunk * self._geometry.chunk_tokens <= engine_tokens
+            and (promise.coming > promise.chunks or now_s - promise.made_s < PROMISE_KEPT_S)
+        )
+
+    def _ask(self, tracked: _Tracked, engine_tokens: int, now_s: float) -> _Promise | Reason:
         request, geometry = tracked.request, self._geometry
         if request.skip_reading_prefix_cache:
             return Reason.BYPASSED
-        # One token must be computed, or there is nothing to sample from.
-        useful_tokens = request.num_tokens - 1
-        keys = self._keys(request, 0, -(-useful_tokens // geometry.chunk_tokens))
+        keys = self._useful_keys(request)
         if not keys:
             return Reason.TOO_SHORT
         space = self._spaces.find(request.lora_request)
         server_id = self._client.server_id
         if isinstance(space, Reason) or server_id is None:
             return space if isinstance(space, Reason) else Reason.NO_SERVER
-        first = engine_tokens // geometry.chunk_tokens
+        first = min(engine_tokens // geometry.chunk_tokens, len(keys))
         lease = next(self._numbers)
-        reply = self._client.call(
-            wire.Load(lease, space, b"".join(keys), min(first, len(keys)), tracked.asked), wire.Loaded
-        )
+        reply = self._client.call(wire.Load(lease, space, b"".join(keys), first, tracked.asked), wire.Loaded)
         if reply is None:
             return Reason.NO_SERVER
         tracked.asked = True
         if self._client.server_id != server_id:  # another server granted it than the one it was meant for
             self._client.note(wire.Release(lease))
             return Reason.NO_SERVER
-        tracked.settled_chunks = reply.chunks
-        to_tokens = min(reply.chunks * geometry.chunk_tokens, useful_tokens)
-        if to_tokens <= engine_tokens:
-            self._client.note(wire.Release(lease))
-            return Reason.NOT_HELD
-        tracked.miss = Reason.NOT_HELD if reply.chunks < len(keys) else None
-        return _Promise(lease, server_id, first, wire.unpack_places(reply.places), engine_tokens, to_tokens)
+        if tracked.wait_until_s is None and reply.coming > reply.chunks:
+            # Once for each request: waiting then costs at most as much again as computing.
+            coming_tokens = (reply.coming - max(first, reply.chunks)) * geometry.chunk_tokens
+            tracked.wait_until_s = now_s + self._speed.seconds(coming_tokens)
+        return _Promise(
+            lease,
+            server_id,
+            first,
+            list(wire.unpack_places(reply.places)),
+            reply.chunks,
+            reply.coming,
+            now_s,
+            tracked.wait_until_s or now_s,
+        )
+
+    def _ask_more(self, promise: _Promise) -> bool:
+        reply = self._client.call(wire.More(promise.lease), wire.Loaded)
+        if reply is None:
+            return False
+        promise.places += wire.unpack_places(reply.places)
+        promise.chunks, promise.coming = reply.chunks, reply.coming
+        return True
 
     def _take_back(self, tracked: _Tracked) -> None:
-        if tracked.promise is not None:
-            self._client.note(wire.Release(tracked.promise.lease))
+        promise = tracked.promise
+        if promise is not None:
+            if promise.server_id == self._client.server_id:  # else it went with its server
+                self._client.note(wire.Release(promise.lease))
             tracked.promise = None
 
     def _load_job(self, tracked: _Tracked, promise: _Promise) -> CopyJob:
@@ -238,11 +345,11 @@ class SchedulerSide:
             return
         tracked.reported = True
         request = tracked.request
+        missed: dict[Reason, int] = {}
         # Bypassing is no miss, and what is not held the server counted when it was asked.
-        silent = (Reason.BYPASSED, Reason.NOT_HELD)
-        missed: dict[Reason, int] = (
-            {} if tracked.miss is None or tracked.miss in silent else {tracked.miss: 1}
-        )
+        if tracked.miss not in (None, Reason.BYPASSED, Reason.NOT_HELD):
+            wanted = len(self._useful_keys(request)) - tracked.engine_tokens // self._geometry.chunk_tokens
+            missed[tracked.miss] = max(1, wanted)  # a prompt without a whole chunk counts as one
         computed = request.num_prompt_tokens - tracked.engine_tokens - loaded_tokens
         stats = RequestStats(1, request.num_prompt_tokens, tracked.engine_tokens, loaded_tokens, computed)
         self._client.note(wire.Report(stats, missed))
@@ -255,15 +362,20 @@ class SchedulerSide:
             tracked = self._tracked.get(request_id)
             if tracked is None or not tracked.stores:
                 continue
+            if tracked.skip_steps > 0:
+                tracked.skip_steps -= 1
+                continue
             run = self._unsettled(tracked, tokens)
             if run is not None:
                 wanted.append((tracked, tracked.settled_chunks, run))
-        server_id = self._client.server_id
-        if not wanted or server_id is None:
+        if not wanted:
             return []
+        server_id = self._client.server_id
         reservation = next(self._numbers)
         reply = self._client.call(wire.Reserve(reservation, [run for _, _, run in wanted]), wire.Reserved)
-        if reply is None:
+        for tracked, _, _ in wanted:
+            tracked.unstored = Reason.NO_SERVER if reply is None else None
+        if reply is None or server_id is None:
             return []
         if self._client.server_id != server_id:
             self._client.note(wire.Abort(reservation))
@@ -290,10 +402,12 @@ class SchedulerSide:
         complete = min(known, computed_tokens // self._geometry.chunk_tokens)
         complete = min(complete, len(tracked.blocks) // self._geometry.chunk_blocks)
         first = tracked.settled_chunks = min(tracked.settled_chunks, complete)
+        tracked.complete_chunks = complete
         if first == complete:
             return None
         space = self._spaces.find(request.lora_request)
         if isinstance(space, Reason):
+            tracked.unstored = space
             return None
         keys = self._keys(request, max(first - 1, 0), complete)
         parent = keys.pop(0) if first else None
@@ -312,6 +426,11 @@ class SchedulerSide:
                         break
                     settled = number + 1
                 tracked.settled_chunks = first_chunk + settled
+                # Others write the rest, and may hang: ask less and less often.
+                tracked.skipped_steps = (
+                    0 if settled else min(2 * tracked.skipped_steps + 1, _SKIPPED_STEPS_MOST)
+                )
+                tracked.skip_steps = tracked.skipped_steps
             case Reason.NO_PARENT if first_chunk > 0 and not tracked.began_again:
                 # Evicted meanwhile: begin again from the first chunk, once. When the requests under way
                 # need more than there is, each would else go on evicting what the others have just stored.
@@ -319,6 +438,9 @@ class SchedulerSide:
                 tracked.settled_chunks = 0
             case _:
                 tracked.stores = False  # no room: asking again at every step would cost more than it gains
+
+    def _useful_keys(self, request: EngineRequest) -> list[Key]:
+        return self._keys(request, 0, -(-(request.num_tokens - 1) // self._geometry.chunk_tokens))
 
     def _keys(self, request: EngineRequest, first: int, last: int) -> list[Key]:
         """Keys of the whole chunks from `first` up to `last`: the engine's hash of each one's last block."""

@@ -23,6 +23,7 @@ class Entry:
         "parent",
         "pins",
         "place",
+        "used",
     )
 
     def __init__(self, chunk: ChunkId, parent: "Entry | None", place: int) -> None:
@@ -33,6 +34,9 @@ class Entry:
         self.pins = 0  # while there are any, it is never evicted
         self.held = True  # the index still finds it
         self.place = place  # where the tier has its bytes; only the tier knows what it means
+        # A run that ended here, or at a descendant that has gone, was used since this was inserted. So
+        # a chunk that is evicted knows whether anybody used it, and a use costs the same at any length.
+        self.used = False
         # A linked list through the children, because a set for each parent would be most of the memory.
         self._first_child: Entry | None = None
         self._next_sibling: Entry | None = None
@@ -152,6 +156,7 @@ class Index:
             start = max(0, end - entry.depth - 1)
             whole = start == 0 and end == len(run)
             self._evictor.use(run if whole else [run[at] for at in range(start, end)])
+            entry.used = True
             end = start
 
     def evict(self) -> Entry | None:
@@ -189,6 +194,7 @@ class Index:
         entry.held = False
         if entry.parent is not None:
             entry.parent._let_go(entry)
+            entry.parent.used |= entry.used
         self._evictor.remove(entry.chunk)
 
     def _enable_if_free(self, entry: Entry | None) -> None:

@@ -11,7 +11,7 @@ from typing import Protocol
 from stepwell import wire
 from stepwell.layout import space_id
 from stepwell.server.core import Core, Session, UnknownSpace
-from stepwell.types import CacheStats
+from stepwell.types import CacheStats, SpaceId
 
 logger = logging.getLogger(__name__)
 _PEERCRED = struct.Struct("3i")  # pid, uid, gid: struct ucred of <sys/socket.h>
@@ -27,11 +27,17 @@ class Host(Protocol):
     def join(self, name: str, connection: "Connection") -> Session: ...
     def leave(self, name: str, connection: "Connection") -> None: ...
     def attached(self, name: str) -> dict[int, bytes]: ...
+    async def clear(self, space: SpaceId | None) -> int: ...
+    def forget(self, space: SpaceId) -> None: ...
+    @property
+    def promotes(self) -> bool: ...
+    @property
+    def unwritten_chunks(self) -> int: ...
     def stats(self) -> CacheStats: ...
 
 
 class Connection(asyncio.Protocol):
-    """Requests are answered in order, each at once: nothing in the core waits."""
+    """Requests are answered in order, each at once but a `Clear`: nothing in the core waits."""
 
     def __init__(self, host: Host) -> None:
         self.rank: int | None = None  # set when a worker (or program) has mapped the arena here
@@ -42,6 +48,7 @@ class Connection(asyncio.Protocol):
         self._hello: wire.Hello | None = None
         self._session_name: str | None = None
         self._session: Session | None = None
+        self._clearing: asyncio.Task[None] | None = None  # what was asked after it waits
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)
@@ -52,8 +59,11 @@ class Connection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         self._buffer += data
+        self._handle_frames()
+
+    def _handle_frames(self) -> None:
         try:
-            while (frame := self._next_frame()) is not None:
+            while self._clearing is None and (frame := self._next_frame()) is not None:
                 self._handle(wire.decode_request(frame))
         except (wire.ProtocolError, UnknownSpace) as error:
             self._refuse(str(error) if isinstance(error, wire.ProtocolError) else f"unknown space {error}")
@@ -76,6 +86,8 @@ class Connection(asyncio.Protocol):
             raise wire.ProtocolError("the first message must be hello")
         if isinstance(request, wire.Note):
             self._take(self._session, request)
+        elif isinstance(request, wire.Clear):
+            self._clearing = asyncio.ensure_future(self._clear(request.space))
         else:
             self._send(self._answer(self._session, self._session_name, request))
 
@@ -92,6 +104,10 @@ class Connection(asyncio.Protocol):
                 core.abort(session, note.reservation)
             case wire.Release():
                 core.release(session, note.lease)
+            case wire.Prefetch():
+                core.prefetch(note.space, note.keys)
+            case wire.Forget():
+                self._host.forget(note.space)
             case wire.Report():
                 core.report(note.requests, note.missed, note.dropped)
 
@@ -99,7 +115,7 @@ class Connection(asyncio.Protocol):
         core = self._host.core
         match request:
             case wire.Load():
-                chunks, offsets = core.load(
+                chunks, offsets, coming = core.load(
                     session,
                     request.lease,
                     request.space,
@@ -107,7 +123,10 @@ class Connection(asyncio.Protocol):
                     first=request.first,
                     again=request.again,
                 )
-                return wire.Loaded(chunks, wire.pack_places(offsets))
+                return wire.Loaded(chunks, wire.pack_places(offsets), coming)
+            case wire.More():
+                chunks, offsets, coming = core.more(session, request.lease)
+                return wire.Loaded(chunks, wire.pack_places(offsets), coming)
             case wire.Reserve():
                 return wire.Reserved(core.reserve(session, request.reservation, request.runs))
             case wire.Lookup():
@@ -118,14 +137,20 @@ class Connection(asyncio.Protocol):
                 space = space_id(request.spec)
                 core.open_space(space, request.spec)
                 return wire.SpaceOpened(space)
-            case wire.Clear():
-                return wire.Cleared(core.clear(request.space))
             case wire.GetStats():
                 return wire.Stats(self._host.stats())
             case wire.Ping():
-                return wire.Pong()
+                return wire.Pong(self._host.unwritten_chunks)
             case _:
                 raise wire.ProtocolError(f"{type(request).__name__} is no request")
+
+    async def _clear(self, space: SpaceId | None) -> None:
+        chunks = await self._host.clear(space)
+        self._clearing = None
+        assert self._transport is not None
+        if not self._transport.is_closing():
+            self._send(wire.Cleared(chunks))
+            self._handle_frames()
 
     def _welcome(self, hello: wire.Hello) -> None:
         if hello.protocol != wire.PROTOCOL:
@@ -139,8 +164,9 @@ class Connection(asyncio.Protocol):
         self._session_name = hello.session
         self._session = self._host.join(hello.session, self)
         memory = self._host.core.memory
+        host = self._host
         frame = wire.encode(
-            wire.Welcome(wire.PROTOCOL, self._host.version, self._host.server_id, memory.limit_bytes)
+            wire.Welcome(wire.PROTOCOL, host.version, host.server_id, memory.limit_bytes, host.promotes)
         )
         assert self._transport is not None
         if hello.maps_arena:

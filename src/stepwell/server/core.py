@@ -7,8 +7,10 @@ connection. So a scheduler that reconnects still owns its leases, and a slot tha
 copying into is not given away before that worker is gone.
 """
 
+import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
+from typing import Protocol
 
 from stepwell.policy.index import Entry, Index
 from stepwell.tiers.memory import MemoryTier, Slot
@@ -26,22 +28,87 @@ from stepwell.wire import ChunkRun, Granted, ProtocolError, Run, pack_places
 # Bytes that may go for one byte of a new chunk. Chunks of one size need 1.
 _EVICTED_PER_RESERVED = 8
 
+# A writer that takes longer than any step of an engine hangs: then somebody else may write its chunks.
+WRITER_PATIENCE_S = 10.0
+
+# Chunks removed between two looks at the sockets: 10 ms, where all of 300,000 took 2.6 s.
+_CLEARED_PER_SLICE = 1_000
+
 
 class UnknownSpace(LookupError):
     """The space was not opened on this server: it restarted, or the client never asked."""
 
 
+class SlowTiers(Protocol):
+    """The tiers below memory, as far as the core needs to know: see `server/below.py`."""
+
+    def leading(self, run: Sequence[ChunkId], first: int) -> int:
+        """How many leading chunks of `run` are held here or in memory; `first` of them lie in memory."""
+
+    def bring(self, space: SpaceId, run: Sequence[ChunkId], first: int) -> int:
+        """Begin to bring up what follows the `first` leading chunks: how many leading ones there will be."""
+
+    def coming(self, chunk: ChunkId) -> bool:
+        """Whether this chunk is on its way up."""
+
+    def stored(self, chunk: ChunkId, nbytes: int) -> None:
+        """An engine has stored this chunk in memory."""
+
+    def evicted(self, entry: Entry) -> None:
+        """Memory no longer holds this chunk."""
+
+    def names(self, count: int) -> tuple[str, ...]:
+        """The tiers of so many chunks that lie here."""
+
+
+class NothingBelow:
+    """Memory is the only tier."""
+
+    def leading(self, run: Sequence[ChunkId], first: int) -> int:
+        return first
+
+    def bring(self, space: SpaceId, run: Sequence[ChunkId], first: int) -> int:
+        return first
+
+    def coming(self, chunk: ChunkId) -> bool:
+        return False
+
+    def stored(self, chunk: ChunkId, nbytes: int) -> None:
+        pass
+
+    def evicted(self, entry: Entry) -> None:
+        pass
+
+    def names(self, count: int) -> tuple[str, ...]:
+        return ()
+
+
+class Lease:
+    """The leading chunks of one prompt, pinned for an engine; more may be on their way up."""
+
+    __slots__ = ("coming", "counted", "first", "held", "pinned", "run")
+
+    def __init__(self, run: ChunkRun, first: int, counted: bool) -> None:
+        self.run = run
+        self.first = first  # chunks before it the engine has itself
+        self.counted = counted  # in the look-ups: not when the same request asks again
+        self.held = 0  # leading chunks in memory when last looked at
+        self.coming = 0  # leading chunks, with those on their way
+        self.pinned: list[tuple[Entry, Slot]] = []
+
+
 class Pending:
     """A chunk that someone is writing: reserved, not yet visible. Its parent is held, or pending too."""
 
-    __slots__ = ("cancelled", "children", "chunk", "parent", "pinned_parent", "slot", "written")
+    __slots__ = ("cancelled", "children", "chunk", "parent", "pinned_parent", "since_s", "slot", "written")
 
     def __init__(
-        self, chunk: ChunkId, parent: ChunkId | None, slot: Slot, pinned_parent: Entry | None
+        self, chunk: ChunkId, parent: ChunkId | None, slot: Slot, pinned_parent: Entry | None, since_s: float
     ) -> None:
         self.chunk = chunk
         self.parent = parent
         self.slot = slot
+        self.since_s = since_s  # when it was reserved
         self.pinned_parent = pinned_parent  # a chunk must not be evicted while its child is being written
         self.children: dict[ChunkId, Pending] = {}  # reserved while this was pending
         self.written = False
@@ -52,7 +119,7 @@ class Session:
     """What one engine holds."""
 
     def __init__(self) -> None:
-        self.leases: dict[int, list[tuple[Entry, Slot]]] = {}
+        self.leases: dict[int, Lease] = {}
         self.reservations: dict[int, list[Pending]] = {}
         # Ended before they began: the end overtook the beginning, which a stopped server had not read.
         self.ended_leases: set[int] = set()
@@ -62,9 +129,11 @@ class Session:
 class Core:
     """All state of one cache server but its connections."""
 
-    def __init__(self, memory: MemoryTier, index: Index) -> None:
-        """`index` decides for `memory`; both start empty."""
+    def __init__(self, memory: MemoryTier, index: Index, clock: Callable[[], float] = time.monotonic) -> None:
+        """`index` decides for `memory`; both start empty. `clock` counts seconds from anywhere."""
         self.memory = memory
+        self.below: SlowTiers = NothingBelow()
+        self._clock = clock
         self.requests = RequestStats()
         self.missed: Counter[Reason] = Counter()
         self.dropped: Counter[Reason] = Counter()
@@ -109,58 +178,139 @@ class Core:
     def lookup(self, space: SpaceId, keys: bytes) -> Hit:
         """Counts nothing and keeps nothing: a look-up is a question."""
         self._spec(space)
-        held = self._index.held_run(ChunkRun(space, keys))
-        return Hit(held, (self.memory.name,) * held)
+        run = ChunkRun(space, keys)
+        held = self._index.held_run(run)
+        chunks = self.below.leading(run, held)
+        return Hit(chunks, (self.memory.name,) * held + self.below.names(chunks - held))
+
+    def prefetch(self, space: SpaceId, keys: bytes) -> None:
+        """Begin to bring up what slower tiers hold of a prompt. Raises UnknownSpace."""
+        self._spec(space)
+        run = ChunkRun(space, keys)
+        self.below.bring(space, run, self._index.held_run(run))
 
     def load(
         self,
         session: Session,
-        lease: int,
+        number: int,
         space: SpaceId,
         keys: bytes,
         *,
         first: int = 0,
         again: bool = False,
-    ) -> tuple[int, list[int]]:
-        """Pin the leading chunks held, from number `first` on: how many there are, and their offsets.
+    ) -> tuple[int, list[int], int]:
+        """Pin the leading chunks held, from number `first` on, and begin to bring up those that follow.
 
+        How many leading chunks lie in memory, the pinned ones' offsets, and how many are to come.
         Raises UnknownSpace, or ProtocolError for a lease that exists or a `first` below 0.
         """
-        if lease in session.leases or first < 0:
-            raise ProtocolError(f"lease {lease} exists already, or begins before its first chunk")
-        spec = self._spec(space)
+        if number in session.leases or first < 0:
+            raise ProtocolError(f"lease {number} exists already, or begins before its first chunk")
+        self._spec(space)
         run = ChunkRun(space, keys)
+        lease = Lease(run, first, not again)
         held = self._index.held_run(run)
-        if not again:
-            self.lookups += 1
-            self.hit_chunks += held
-            if held < len(run):
-                self.missed[Reason.NOT_HELD] += len(run) - held
         if held and run[held - 1] in self._index:  # always, where the keys are a chain
             self._index.use(run[:held])
-        if lease in session.ended_leases:
-            session.ended_leases.discard(lease)
-            return held, []
-        pinned: list[tuple[Entry, Slot]] = []
-        for number in range(first, held):
-            entry = self._index.get(run[number])
-            if entry is None:  # the keys are no chain: the bisection was misled
-                held = number
-                break
-            self._index.pin(entry)
-            pinned.append((entry, Slot(entry.place, spec.chunk_bytes)))
-        session.leases[lease] = pinned
-        if not again:
-            self._loaded_chunks += len(pinned)
-        return held, [slot.offset for _, slot in pinned]
+        if number in session.ended_leases:
+            session.ended_leases.discard(number)
+            lease.coming = held
+            self._count(lease)
+            return held, [], held
+        session.leases[number] = lease
+        # Not what the engine has itself: that may have gone from here, and is not asked for.
+        lease.held = min(first, held)
+        offsets = self._pin_to(lease, held)
+        lease.coming = lease.held
+        if lease.held == held and self.below.leading(run, held) > first:  # else the engine has as much itself
+            lease.coming = self.below.bring(space, run, held)
+        self._count(lease)
+        return lease.held, offsets, lease.coming
 
-    def release(self, session: Session, lease: int) -> None:
-        pinned = session.leases.pop(lease, None)
-        if pinned is None:
-            session.ended_leases.add(lease)
+    def more(self, session: Session, number: int) -> tuple[int, list[int], int]:
+        """Pin what has come up for this lease; as `load`, with the offsets of what is newly pinned.
+
+        Raises ProtocolError for an unknown lease.
+        """
+        lease = session.leases.get(number)
+        if lease is None:
+            raise ProtocolError(f"there is no lease {number}")
+        end = lease.held
+        while end < lease.coming and lease.run[end] in self._index:
+            end += 1
+        offsets = self._pin_to(lease, end)
+        if lease.held < lease.coming and not self.below.coming(lease.run[lease.held]):
+            self._give_up(lease, Reason.NOT_HELD)  # it could not be read, or went again before it was pinned
+        return lease.held, offsets, lease.coming
+
+    def release(self, session: Session, number: int) -> None:
+        lease = session.leases.pop(number, None)
+        if lease is None:
+            session.ended_leases.add(number)
             return
-        for entry, slot in pinned:
+        self._give_up(lease, Reason.TOO_SLOW)
+        for entry, slot in lease.pinned:
             self._unpin(entry, slot)
+
+    def _pin_to(self, lease: Lease, end: int) -> list[int]:
+        """Pin the lease's chunks up to `end`, as far as they are held: their offsets."""
+        offsets = []
+        nbytes = self._spec(lease.run.space).chunk_bytes
+        while lease.held < end:
+            entry = self._index.get(lease.run[lease.held])
+            if entry is None:  # the keys are no chain: a bisection was misled
+                break
+            if lease.held >= lease.first:
+                self._index.pin(entry)
+                lease.pinned.append((entry, Slot(entry.place, nbytes)))
+                offsets.append(entry.place)
+                self._loaded_chunks += lease.counted
+            lease.held += 1
+        return offsets
+
+    def _count(self, lease: Lease) -> None:
+        # What is coming counts as a hit until it is given up.
+        if lease.counted:
+            self.lookups += 1
+            self.hit_chunks += lease.coming
+            self.missed[Reason.NOT_HELD] += len(lease.run) - lease.coming
+
+    def _give_up(self, lease: Lease, reason: Reason) -> None:
+        """What has not come up yet will not be waited for any more."""
+        missing = lease.coming - lease.held
+        lease.coming = lease.held
+        if lease.counted:
+            self.hit_chunks -= missing
+            self.missed[reason] += missing
+
+    def chunk_bytes(self, space: SpaceId) -> int:
+        """Raises UnknownSpace."""
+        return self._spec(space).chunk_bytes
+
+    def chunks(self, space: SpaceId | None) -> Iterator[ChunkId]:
+        """All that lie in memory (of one space)."""
+        return (chunk for chunk in self._index if space is None or chunk.startswith(space))
+
+    def hold(self, chunk: ChunkId) -> tuple[Entry, Slot] | None:
+        """Pin one chunk for a copy of the server's own; None when it is not held."""
+        entry = self._index.get(chunk)
+        if entry is None:
+            return None
+        self._index.pin(entry)
+        return entry, Slot(entry.place, self.memory.nbytes(chunk))
+
+    def let_go(self, entry: Entry, slot: Slot) -> None:
+        """Take back a pin of `hold`."""
+        self._unpin(entry, slot)
+
+    def holds(self, chunk: ChunkId) -> bool:
+        """Whether the chunk lies in memory, written."""
+        return chunk in self._index
+
+    def is_in_use(self, chunk: ChunkId) -> bool:
+        """Whether the chunk lies in memory and somebody used it, or what follows it, since it came there."""
+        entry = self._index.get(chunk)
+        return entry is not None and (entry.used or entry.children > 0)
 
     def _unpin(self, entry: Entry, slot: Slot) -> None:
         self._index.unpin(entry)
@@ -194,7 +344,7 @@ class Core:
         stopped: Reason | None = None
         for number in range(held, len(chunks)):
             chunk = chunks[number]
-            if chunk not in self._pending and chunk not in self._index:
+            if not self._being_written(chunk) and chunk not in self._index:
                 outcome = self._reserve_chunk(chunk, parent, nbytes)
                 if isinstance(outcome, Reason):
                     stopped = outcome
@@ -205,6 +355,13 @@ class Core:
                 offsets.append(outcome.slot.offset)
             parent = chunk
         return Granted(held, numbers, pack_places(offsets), stopped)
+
+    def _being_written(self, chunk: ChunkId) -> bool:
+        pending = self._pending.get(chunk)
+        if pending is not None and self._clock() - pending.since_s > WRITER_PATIENCE_S:
+            self._cancel(pending)  # its slot stays its own until it says that it writes no more
+            return False
+        return pending is not None
 
     def _reserve_chunk(self, chunk: ChunkId, parent: ChunkId | None, nbytes: int) -> Pending | Reason:
         parent_entry = None if parent is None else self._index.get(parent)
@@ -218,7 +375,7 @@ class Core:
             if parent_entry is not None:
                 self._index.unpin(parent_entry)
             return Reason.NO_ROOM
-        pending = self._pending[chunk] = Pending(chunk, parent, slot, parent_entry)
+        pending = self._pending[chunk] = Pending(chunk, parent, slot, parent_entry, self._clock())
         if parent_pending is not None:
             parent_pending.children[chunk] = pending
         return pending
@@ -236,13 +393,16 @@ class Core:
             self.memory.free(gone)
             evicted_bytes += gone.nbytes
             self._evicted_chunks += 1
+            self.below.evicted(victim)
         return slot
 
-    def commit(self, session: Session, reservation: int) -> None:
-        """The reservation's chunks are written: each becomes visible once its parent is."""
+    def commit(self, session: Session, reservation: int, failed: Collection[ChunkId] = ()) -> None:
+        """The reservation's chunks are written, but the `failed`: each becomes visible once its parent is."""
         for pending in session.reservations.pop(reservation, ()):
             pending.written = True
-            if pending.cancelled:
+            if pending.chunk in failed:
+                self._cancel(pending)  # and drops it
+            elif pending.cancelled:
                 self._drop(pending)
             elif pending.parent is None or pending.pinned_parent is not None:
                 self._publish(pending)
@@ -255,6 +415,7 @@ class Core:
             entry = self._index.insert(pending.chunk, pending.parent, pending.slot.offset)
             self.memory.publish(pending.chunk, pending.slot)
             self._stored_chunks += 1
+            self.below.stored(pending.chunk, pending.slot.nbytes)
             self._unpin_parent(pending)
             for child in pending.children.values():
                 if not child.cancelled:
@@ -301,19 +462,25 @@ class Core:
 
     # -- the whole -------------------------------------------------------------------------------------
 
-    def clear(self, space: SpaceId | None) -> int:
-        """Forget every chunk (of one space): how many there were. Leases keep their bytes until they end."""
-        chunks = [chunk for chunk in self._index if space is None or chunk.startswith(space)]
-        for chunk in chunks:
-            if chunk not in self._index:
-                continue  # went with an ancestor
-            for entry in self._index.remove(chunk):
-                slot = self.memory.take(entry.chunk)
-                if entry.pins == 0:
-                    self.memory.free(slot)
+    def clear(self, space: SpaceId | None) -> Iterator[int]:
+        """Forget every chunk (of one space) that is there now, a slice at each step: how many were removed.
+
+        Leases keep their bytes until they end.
+        """
         for pending in [p for p in self._pending.values() if space is None or p.chunk.startswith(space)]:
             self._cancel(pending)
-        return len(chunks)
+        chunks = list(self.chunks(space))
+        chunks.reverse()  # the youngest first, children before parents: what is left is always a whole prefix
+        for start in range(0, len(chunks), _CLEARED_PER_SLICE):
+            yield sum(map(self._remove, chunks[start : start + _CLEARED_PER_SLICE]))
+
+    def _remove(self, chunk: ChunkId) -> int:
+        gone = self._index.remove(chunk)
+        for entry in gone:
+            slot = self.memory.take(entry.chunk)
+            if entry.pins == 0:
+                self.memory.free(slot)
+        return len(gone)
 
     def memory_stats(self) -> TierStats:
         usage = self.memory.usage()
@@ -328,10 +495,9 @@ class Core:
         )
 
     @property
-    def counts(self) -> tuple[int, int, int, int]:
-        """Sessions, spaces, leases and reservations that exist now."""
+    def counts(self) -> tuple[int, int, int]:
+        """Spaces, leases and reservations that exist now."""
         return (
-            len(self._sessions),
             len(self._spaces),
             sum(len(session.leases) for session in self._sessions),
             sum(len(session.reservations) for session in self._sessions),

@@ -35,17 +35,23 @@ class HttpServer:
         await self._runner.cleanup()
 
 
-async def start_http(address: HttpAddress, get_stats: Callable[[], CacheStats]) -> HttpServer:
+async def start_http(
+    address: HttpAddress, get_stats: Callable[[], CacheStats], get_health: Callable[[], Mapping[str, str]]
+) -> HttpServer:
     """Listen on `address` in the running event loop. `get_stats` is called in it, once a request.
 
-    Should it raise, that request is answered with 500, and nothing else happens.
+    `get_health` gives "ok", or what is wrong, of each tier. Should one of them raise, that request is
+    answered with 500, and nothing else happens.
     Raises OSError, saying what to do, where the address cannot be listened on.
     """
     registry = CollectorRegistry()
     registry.register(_StatsCollector(get_stats))
 
     async def healthz(_: web.Request) -> web.Response:
-        return web.json_response({"status": "ok"})
+        # 200 all the same: without a slower tier the server serves what lies in memory.
+        health = get_health()
+        degraded = any(word != "ok" for word in health.values())
+        return web.json_response({"status": "degraded" if degraded else "ok", "tiers": health})
 
     async def stats(_: web.Request) -> web.Response:
         return web.Response(body=msgspec.json.encode(get_stats()), content_type="application/json")
@@ -127,7 +133,7 @@ class _StatsCollector(Collector):
             yield metric
 
 
-_TIER_METRICS: tuple[tuple[str, str, _Family, Callable[[TierStats], int]], ...] = (
+_TIER_METRICS: tuple[tuple[str, str, _Family, Callable[[TierStats], float]], ...] = (
     ("chunks", "Chunks held.", GaugeMetricFamily, lambda tier: tier.chunks),
     ("used_bytes", "Bytes in use.", GaugeMetricFamily, lambda tier: tier.used_bytes),
     ("limit_bytes", "Most bytes to use.", GaugeMetricFamily, lambda tier: tier.limit_bytes),
@@ -135,6 +141,9 @@ _TIER_METRICS: tuple[tuple[str, str, _Family, Callable[[TierStats], int]], ...] 
     ("loaded_chunks", "Chunks served.", CounterMetricFamily, lambda tier: tier.loaded_chunks),
     ("stored_chunks", "Chunks written.", CounterMetricFamily, lambda tier: tier.stored_chunks),
     ("evicted_chunks", "Chunks evicted for room.", CounterMetricFamily, lambda tier: tier.evicted_chunks),
+    ("queued_chunks", "Chunks waiting to be written.", GaugeMetricFamily, lambda tier: tier.queued_chunks),
+    ("damaged_chunks", "Chunks that failed a check.", CounterMetricFamily, lambda tier: tier.damaged_chunks),
+    ("in_service", "1 while it works, else 0.", GaugeMetricFamily, lambda tier: tier.health == "ok"),
 )
 
 

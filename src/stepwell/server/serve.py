@@ -13,7 +13,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from stepwell.config import Config
-from stepwell.server.host import CacheHost
+from stepwell.server.below import DriveLimits
+from stepwell.server.host import CacheHost, DiskSetting
 from stepwell.server.http import start_http
 from stepwell.server.launch import LaunchError, prepare_socket_folder
 
@@ -80,13 +81,26 @@ def _remove_stale(path: Path) -> None:
         raise CannotServe(f"cannot replace {path}: {error.strerror}; choose another --socket") from error
 
 
+def disk_of(config: Config) -> DiskSetting | None:
+    """What the configuration says of the disk tier."""
+    if config.disk is None:
+        return None
+    limits = DriveLimits(
+        read_bytes_per_s=config.disk_read_bytes_per_s,
+        write_bytes_per_s=config.disk_write_bytes_per_s,
+        read_latency_s=config.disk_read_latency_s,
+    )
+    return DiskSetting(config.disk, config.disk_bytes, limits)
+
+
 async def _serve(config: Config) -> None:
     loop = asyncio.get_running_loop()
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
     try:
-        host = await asyncio.to_thread(CacheHost, config.memory_bytes, config.eviction)
+        host = await asyncio.to_thread(CacheHost, config.memory_bytes, config.eviction, disk_of(config))
+        host.start()
     except (ValueError, OSError) as error:
         raise CannotServe(str(error)) from error
     _remove_stale(config.socket)
@@ -100,13 +114,15 @@ async def _serve(config: Config) -> None:
     http = None
     if config.http is not None:
         try:
-            http = await start_http(config.http, host.stats)
+            http = await start_http(config.http, host.stats, host.health)
         except OSError as error:
             server.close()
             config.socket.unlink(missing_ok=True)
             raise CannotServe(error.strerror or str(error)) from error
     print(
-        f"stepwell serves {config.memory_bytes / 2**30:.2f} GiB of memory on {config.socket}"
+        f"stepwell serves {config.memory_bytes / 2**30:.2f} GiB of memory"
+        + (f" and {config.disk_bytes / 2**30:.2f} GiB in {config.disk}" if config.disk else "")
+        + f" on {config.socket}"
         + (f", metrics on http://{config.http.host}:{http.port}/metrics" if http and config.http else ""),
         file=sys.stderr,
         flush=True,

@@ -53,6 +53,10 @@ class MemoryTier:
         """Give the slot's bytes back."""
         self._extents.free(slot.offset, slot.nbytes)
 
+    def nbytes(self, chunk: ChunkId) -> int:
+        """The size of a held chunk. Raises KeyError when it is not held."""
+        return self._slots[chunk].nbytes
+
     def view(self, slot: Slot) -> memoryview:
         """The slot's bytes, writable."""
         return self.arena.view(slot.offset, slot.nbytes)
@@ -94,6 +98,10 @@ class MemoryTier:
         return TierUsage(len(self._slots), self.limit_bytes - self._extents.free_bytes, self.limit_bytes)
 
     async def close(self) -> None:
+        self.close_now()
+
+    def close_now(self) -> None:
+        """As `close`; there is nothing to wait for."""
         if not self._closed:
             self._closed = True
             self._slots.clear()

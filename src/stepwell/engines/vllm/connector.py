@@ -141,6 +141,10 @@ class StepwellConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         spaces = Spaces(client, geometry, identity, identity.adapter_digest)
         return SchedulerSide(client, spaces, geometry)
 
+    def on_new_request(self, request: Any) -> None:
+        if self._scheduler is not None:
+            self._scheduler.arrived(request)
+
     def get_num_new_matched_tokens(self, request: Any, num_computed_tokens: int) -> tuple[int | None, bool]:
         if self._scheduler is None:
             return 0, False
@@ -167,11 +171,14 @@ class StepwellConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
                 [] if blocks is None else blocks[0],
             )
             computed_tokens[request_id] = cached.num_computed_tokens[i] + scheduled[request_id]
-        return StepMetadata(self._scheduler.step(new_blocks, computed_tokens))
+        return StepMetadata(self._scheduler.step(new_blocks, computed_tokens, sum(scheduled.values())))
 
     def update_connector_output(self, connector_output: Any) -> None:
+        if self._scheduler is None:
+            return
+        self._scheduler.step_ended()
         metadata = getattr(connector_output, "kv_connector_worker_meta", None)
-        if self._scheduler is not None and isinstance(metadata, WorkerMetadata):
+        if isinstance(metadata, WorkerMetadata):
             self._scheduler.copied(metadata.done)
 
     def request_finished(self, request: Any, block_ids: Any) -> tuple[bool, dict[str, Any] | None]:

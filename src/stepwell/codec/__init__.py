@@ -1,0 +1,1 @@
+"""How a chunk's bytes look outside memory: headers and checksums."""

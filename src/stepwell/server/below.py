@@ -1,0 +1,145 @@
+"""The disk below memory: what goes down, what comes up, and what is asked of it on the way."""
+
+import asyncio
+from collections import Counter
+from collections.abc import Sequence
+
+import msgspec
+
+from stepwell.policy.index import Entry
+from stepwell.policy.log import LogUses
+from stepwell.server.core import Core
+from stepwell.server.promote import Promotion
+from stepwell.server.write_back import WriteBack
+from stepwell.tiers.disk import DiskTier
+from stepwell.tiers.guard import Guarded
+from stepwell.tiers.wrap import Throttled
+from stepwell.types import ChunkId, Reason, SpaceId, TierStats
+
+
+class DriveLimits(msgspec.Struct, frozen=True):
+    """For a drive that others use too, and for trials. None: as fast as it can."""
+
+    read_bytes_per_s: float | None = None
+    write_bytes_per_s: float | None = None
+    read_latency_s: float = 0.0
+
+
+class DiskBelow:
+    """`SlowTiers` with one disk. All of it runs in the server's event loop, but the drive's own work."""
+
+    def __init__(self, core: Core, disk: DiskTier, limits: DriveLimits) -> None:
+        """Needs the running event loop. Nothing happens before `start`."""
+        self._core = core
+        self._disk = disk
+        throttled = Throttled(
+            disk,
+            read_bytes_per_s=limits.read_bytes_per_s,
+            write_bytes_per_s=limits.write_bytes_per_s,
+            read_latency_s=limits.read_latency_s,
+        )
+        self._guard = Guarded(throttled)
+        self._uses = LogUses()
+        self._promotion = Promotion(core, self._guard)
+        self._write_back = WriteBack(core, self._guard, disk.holds, self._make_room)
+        self._tasks: list[asyncio.Task[None]] = []
+        self._reclaimed_chunks = 0
+
+    def start(self) -> None:
+        """Begin to work: try the drive, read its catalogue, write and read what is asked for."""
+        self._tasks = [
+            asyncio.ensure_future(work)
+            for work in (
+                self._guard.start(),
+                self._disk.scan(),
+                self._promotion.run(),
+                self._write_back.run(),
+            )
+        ]
+
+    # -- asked by the core -----------------------------------------------------------------------------
+
+    def leading(self, run: Sequence[ChunkId], first: int) -> int:
+        if not self._guard.in_service:
+            return first
+        end = first
+        while end < len(run) and self._disk.holds(run[end]):
+            end += 1
+        return end
+
+    def bring(self, space: SpaceId, run: Sequence[ChunkId], first: int) -> int:
+        end = self.leading(run, first)
+        for number in range(first, end):
+            self._uses.use(run[number])
+        self._promotion.want(space, run, first, end)
+        return end
+
+    def coming(self, chunk: ChunkId) -> bool:
+        return self._promotion.coming(chunk)
+
+    def stored(self, chunk: ChunkId, nbytes: int) -> None:
+        if self._guard.in_service:
+            self._write_back.offer(chunk, nbytes)
+
+    def evicted(self, entry: Entry) -> None:
+        if entry.used and self._disk.holds(entry.chunk):
+            self._uses.use(entry.chunk)
+
+    def names(self, count: int) -> tuple[str, ...]:
+        return (self._disk.name,) * count
+
+    # -- the rest --------------------------------------------------------------------------------------
+
+    async def _make_room(self) -> bool:
+        segment = self._disk.oldest()
+        if not segment and not self._disk.usage().chunks:
+            return False
+        kept = self._uses.kept(segment, self._disk.segment_bytes, self._core.is_in_use)
+        self._uses.forget([chunk for chunk, _ in segment])
+        await self._disk.reclaim(kept)
+        self._reclaimed_chunks += len(segment) - len(kept)
+        return True
+
+    @property
+    def unwritten_chunks(self) -> int:
+        """On their way down."""
+        return self._write_back.queued_chunks
+
+    @property
+    def dropped(self) -> Counter[Reason]:
+        """Chunks that were not written, and why."""
+        return self._write_back.dropped
+
+    async def clear(self, space: SpaceId | None) -> int:
+        """Forget what the disk holds (of one space), for good: how many chunks memory does not hold too."""
+        before = self._disk.usage().chunks
+        both = sum(map(self._disk.holds, self._core.chunks(space)))
+        await self._disk.clear(space)
+        return max(0, before - self._disk.usage().chunks - both)
+
+    @property
+    def health(self) -> str:
+        """The word `ok`, or what is wrong."""
+        return self._guard.health if self._disk.scanned else "reading its catalogue"
+
+    def stats(self) -> TierStats:
+        usage = self._disk.usage()
+        return TierStats(
+            chunks=usage.chunks,
+            used_bytes=usage.used_bytes,
+            limit_bytes=usage.limit_bytes,
+            pinned_chunks=0,
+            loaded_chunks=self._promotion.chunks,
+            stored_chunks=self._write_back.chunks,
+            evicted_chunks=self._reclaimed_chunks,
+            queued_chunks=self._write_back.queued_chunks,
+            damaged_chunks=self._disk.damaged,
+            health=self.health,
+        )
+
+    async def close(self) -> None:
+        """End the work; what is being read or written is finished first."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._guard.close()

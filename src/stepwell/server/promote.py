@@ -1,0 +1,117 @@
+"""Bringing chunks up from a slower tier: one read for all who wait, straight into the arena."""
+
+import asyncio
+import itertools
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from stepwell.server.core import Core
+from stepwell.tiers.base import Get, Tier
+from stepwell.tiers.memory import Slot
+from stepwell.types import SPACE_ID_BYTES, ChunkId, SpaceId
+from stepwell.wire import Run, unpack_places
+
+BATCH_BYTES = 32 << 20
+"""Read at once, or an eighth of memory if that is less. Large enough that a drive's latency does not matter
+(0.1 ms for 10 ms of transfer), small enough that a prompt's first chunks come before its last are read."""
+
+BATCHES_AT_ONCE = 2  # so that the drive is busy while one batch is checked
+
+
+@dataclass(frozen=True)
+class _Batch:
+    """Neighbours of one prompt."""
+
+    space: SpaceId
+    parent: ChunkId | None  # before the first
+    chunks: list[ChunkId]
+
+
+class Promotion:
+    """Reads what is wanted in the order it was wanted in."""
+
+    def __init__(self, core: Core, tier: Tier) -> None:
+        """`run` does the work."""
+        self._core = core
+        self._tier = tier
+        self._session = core.begin_session()
+        self._numbers = itertools.count(1)
+        self._queue: deque[_Batch] = deque()
+        self._queued = asyncio.Event()
+        self._under_way: set[ChunkId] = set()
+        self.chunks = 0  # brought up so far
+
+    @property
+    def queued_chunks(self) -> int:
+        """Asked for and not here yet."""
+        return len(self._under_way)
+
+    def coming(self, chunk: ChunkId) -> bool:
+        return chunk in self._under_way
+
+    def want(self, space: SpaceId, run: Sequence[ChunkId], first: int, end: int) -> None:
+        """Bring up the chunks of `run` from `first` to `end`, but those that are on their way already."""
+        batch_bytes = min(BATCH_BYTES, self._core.memory.limit_bytes // 8)
+        chunks_most = max(1, batch_bytes // self._core.chunk_bytes(space))
+        batch: list[ChunkId] = []
+        before = parent = run[first - 1] if first else None
+        for number in range(first, end):
+            chunk = run[number]
+            known = chunk in self._under_way
+            if batch and (known or len(batch) == chunks_most):
+                self._enqueue(_Batch(space, parent, batch))
+                batch = []
+            if not known:
+                if not batch:
+                    parent = before
+                batch.append(chunk)
+            before = chunk
+        if batch:
+            self._enqueue(_Batch(space, parent, batch))
+
+    def _enqueue(self, batch: _Batch) -> None:
+        self._under_way.update(batch.chunks)
+        self._queue.append(batch)
+        self._queued.set()
+
+    async def run(self) -> None:
+        """Work until cancelled; batches under way then end first, for they write into the arena."""
+        async with asyncio.TaskGroup() as group:
+            for _ in range(BATCHES_AT_ONCE):
+                group.create_task(self._work())
+
+    async def _work(self) -> None:
+        while True:
+            while not self._queue:
+                self._queued.clear()
+                await self._queued.wait()
+            reading = asyncio.ensure_future(self._bring(self._queue.popleft()))
+            try:
+                await asyncio.shield(reading)
+            except asyncio.CancelledError:
+                await reading
+                raise
+
+    async def _bring(self, batch: _Batch) -> None:
+        core, number = self._core, next(self._numbers)
+        parent = None if batch.parent is None else batch.parent[SPACE_ID_BYTES:]
+        keys = b"".join(chunk[SPACE_ID_BYTES:] for chunk in batch.chunks)
+        (granted,) = core.reserve(self._session, number, [Run(batch.space, parent, keys)])
+        nbytes = core.chunk_bytes(batch.space)
+        asked = [
+            Get(batch.chunks[at], core.memory.view(Slot(offset, nbytes)))
+            for at, offset in zip(granted.chunks, unpack_places(granted.places), strict=True)
+        ]
+        try:
+            outcomes = await self._tier.get(asked)
+        except BaseException:
+            core.abort(self._session, number)
+            raise
+        finally:
+            for get in asked:
+                get.into.release()
+            self._under_way.difference_update(batch.chunks)
+        failed = {get.chunk for get, why in zip(asked, outcomes, strict=True) if why is not None}
+        core.commit(self._session, number, failed)
+        self.chunks += len(asked) - len(failed)
