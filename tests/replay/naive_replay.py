@@ -41,20 +41,21 @@ def parents_of(requests: Requests) -> dict[int, int | None]:
 
 
 def fifo(requests: Requests, capacity: int) -> list[int]:
-    """The oldest block without a held child goes; a request's own blocks stay while it is stored."""
+    """The oldest block without a held child goes, but for the request's own; then all new ones come."""
     parents = parents_of(requests)
     queue: list[int] = []
     hits = []
     for run in requests:
         hits.append(leading(queue, run))
-        for block in run[hits[-1] :]:
-            if len(queue) >= capacity:
-                needed = {parents[other] for other in queue} | set(run)
-                victim = next((other for other in queue if other not in needed), None)
-                if victim is None:
-                    break
+        new = list(run[hits[-1] :])
+        while len(queue) + len(new) > capacity:
+            needed = {parents[other] for other in queue} | set(run)
+            victim = next((other for other in queue if other not in needed), None)
+            if victim is None:
+                new = new[: max(0, capacity - len(queue))]
+            else:
                 queue.remove(victim)
-            queue.append(block)
+        queue += new
     return hits
 
 
@@ -98,9 +99,11 @@ def s3fifo(requests: Requests, capacity: int) -> list[int]:
         hits.append(leading(set(uses), run))
         for block in run[: hits[-1]]:
             uses[block] = min(3, uses[block] + 1)
-        for block in run[hits[-1] :]:
-            if len(uses) >= capacity and not make_room(run):
-                break
+        new = list(run[hits[-1] :])
+        while len(uses) + len(new) > capacity:
+            if not make_room(run):
+                new = new[: max(0, capacity - len(uses))]
+        for block in new:
             if block in ghosts:
                 ghosts.remove(block)
                 main.append(block)

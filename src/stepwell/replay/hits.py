@@ -1,13 +1,11 @@
 """What a cache of so many blocks hits: the server's own index and eviction, without time."""
 
-from collections.abc import Sequence
-
 import msgspec
 
 from stepwell.policy.evict import make_evictor
 from stepwell.policy.index import Index
+from stepwell.replay.store import insert_run
 from stepwell.replay.traces.row import Trace
-from stepwell.types import ChunkId
 
 
 class Hits(msgspec.Struct, frozen=True):
@@ -40,21 +38,5 @@ def policy_hits(trace: Trace, policy: str, capacity_blocks: int) -> list[int]:
         held = index.held_run(run)
         hits.append(held)
         index.use(run[:held])
-        _store(index, run, held, capacity_blocks)
+        insert_run(index, run, held, len(run), capacity_blocks=capacity_blocks)
     return hits
-
-
-def _store(index: Index, run: Sequence[ChunkId], held: int, capacity_blocks: int) -> None:
-    last = index.get(run[held - 1]) if held else None
-    if last is not None:
-        index.pin(last)
-    for chunk in run[held:]:
-        # What was stored for this very request must not make room for the rest of it.
-        if len(index) >= capacity_blocks and index.evict() is None:
-            break
-        parent, last = last, index.insert(chunk, last.chunk if last else None, 0)
-        index.pin(last)
-        if parent is not None:
-            index.unpin(parent)
-    if last is not None:
-        index.unpin(last)

@@ -5,8 +5,9 @@ from collections.abc import Sequence
 from stepwell.policy.evict import make_evictor
 from stepwell.policy.index import Index
 from stepwell.replay.sim.link import Link
-from stepwell.replay.sim.slow import IndexStore, LogStore, SlowStore, insert_run
+from stepwell.replay.sim.slow import IndexStore, LogStore, SlowStore
 from stepwell.replay.sim.spec import SimSpec, TierSpec
+from stepwell.replay.store import insert_run
 from stepwell.types import ChunkId
 
 UNWRITTEN_SHARE = 0.25
@@ -114,14 +115,14 @@ class Cache:
         """The chunks of `coming` up to `run[:end]` are in memory now, as far as there is room."""
         held = self._index.held_run(run[:end])
         if coming.first <= held < end:
-            insert_run(self._index, run, held, end, self._capacity_blocks, self._evicted)
+            self._insert(run, held, end)
         for number in range(coming.first, end):
             self._under_way.pop(run[number], None)
 
     def store(self, run: Sequence[ChunkId], now_s: float) -> None:
         """An engine has computed all of this run: keep it, and write it down as far as that keeps up."""
         held = self._index.held_run(run)
-        new = insert_run(self._index, run, held, len(run), self._capacity_blocks, self._evicted)
+        new = self._insert(run, held, len(run))
         end = held + len(new)
         for tier in self.slow:
             room_bytes = self._unwritten_bytes_most - tier.writes.backlog_bytes(now_s)
@@ -130,6 +131,11 @@ class Cache:
             tier.dropped_blocks += end - last
             written = tier.store.store(run, held, last)
             tier.writes.transfer(now_s, len(written) * self._block_bytes)
+
+    def _insert(self, run: Sequence[ChunkId], held: int, end: int) -> list[ChunkId]:
+        return insert_run(
+            self._index, run, held, end, capacity_blocks=self._capacity_blocks, evicted=self._evicted
+        )
 
     def _evicted(self, chunk: ChunkId, used: bool) -> None:
         if used:

@@ -10,7 +10,6 @@ from heapq import heapify, heappop, heappush
 from typing import TypeAlias
 
 from stepwell.policy.cost import PrefillSpeed
-from stepwell.policy.index import Entry
 from stepwell.replay.sim.gpu import GpuCache
 from stepwell.replay.sim.job import Job
 from stepwell.replay.sim.link import Link
@@ -132,8 +131,7 @@ class Engine:
                 self._context_tokens += len(job.run) * self._spec.block_tokens
         for job in ended:
             job.end_s = now_s
-            entry = job.entry
-            self.gpu.release(job.run, entry if isinstance(entry, Entry) else None, job.private_blocks)
+            self.gpu.release(job.run, job.entry, job.private_blocks)
             self.unfinished -= 1
         return first, ended
 

@@ -23,14 +23,16 @@ class GpuCache:
     def fits_ever(self, run: Sequence[ChunkId], private_blocks: int) -> bool:
         return len(run) + private_blocks <= self.blocks
 
-    def admit(self, run: Sequence[ChunkId], held: int, private_blocks: int) -> Entry | None | bool:
-        """Take the blocks of a request whose first `held` are here: its pin, or False without room."""
+    def has_room(self, run: Sequence[ChunkId], private_blocks: int) -> bool:
+        """Beside what runs now."""
         running = self._running
         fresh = sum(chunk not in running for chunk in run)
-        if len(running) + fresh + self._private_blocks + private_blocks > self.blocks:
-            return False
+        return len(running) + fresh + self._private_blocks + private_blocks <= self.blocks
+
+    def admit(self, run: Sequence[ChunkId], held: int, private_blocks: int) -> Entry | None:
+        """Take the blocks of a request whose first `held` are here, and give its pin. It must have room."""
         self._private_blocks += private_blocks
-        running.update(run)
+        self._running.update(run)
         self._index.use(run[:held])
         entry = self._index.get(run[held - 1]) if held else None
         for chunk in run[held:]:

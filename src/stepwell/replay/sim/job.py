@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+from stepwell.policy.index import Entry
 from stepwell.replay.sim.cache import Coming
 from stepwell.replay.traces.row import Row
 from stepwell.types import ChunkId
@@ -43,6 +44,6 @@ class Job:
         self.gpu_blocks = 0  # hits, by where they came from
         self.memory_blocks = 0
         self.slow_blocks: dict[str, int] = {}
-        self.entry: object = None  # the pin of its run in the GPU's index
+        self.entry: Entry | None = None  # the pin of its run in the GPU's index
         self.first_token_s = 0.0
         self.end_s = 0.0

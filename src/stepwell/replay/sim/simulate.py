@@ -138,11 +138,10 @@ class _Sim:
 
     def _admit(self, engine: Engine, job: Job, now_s: float) -> bool:
         """Give it its blocks, and begin to load what memory has of them. False: no room yet."""
-        held = engine.gpu.held(job.run)
-        entry = engine.gpu.admit(job.run, held, job.private_blocks)
-        if entry is False:
+        if not engine.gpu.has_room(job.run, job.private_blocks):
             return False
-        job.entry = entry
+        held = engine.gpu.held(job.run)
+        job.entry = engine.gpu.admit(job.run, held, job.private_blocks)
         in_memory = held if self._cache is None else max(held, self._cache.held(job.run))
         self._count_hits(job, held, in_memory)
         engine.take_waiting(is_loading=in_memory > held)
@@ -183,7 +182,9 @@ class _Sim:
         uses = []
         if self._cache is not None:
             memory = self._cache.memory_reads
-            uses.append(TierUse("memory", self._cache.memory_blocks, memory.moved_bytes, memory.busy_s, 0.0, 0))
+            uses.append(
+                TierUse("memory", self._cache.memory_blocks, memory.moved_bytes, memory.busy_s, 0.0, 0)
+            )
             for tier in self._cache.slow:
                 uses.append(
                     TierUse(

@@ -7,6 +7,7 @@ from typing import Protocol
 from stepwell.policy.evict.lru import Lru
 from stepwell.policy.index import Index
 from stepwell.policy.log import LogUses
+from stepwell.replay.store import insert_run
 from stepwell.types import ChunkId
 
 # The geometry of the server's log (tiers/disk): so many segments, one of them always spare.
@@ -108,36 +109,6 @@ class IndexStore:
         self._index.use(run[:end])
 
     def store(self, run: Sequence[ChunkId], first: int, end: int) -> list[ChunkId]:
-        return insert_run(self._index, run, self._index.held_run(run[:end]), end, self._capacity_blocks)
-
-
-def insert_run(
-    index: Index,
-    run: Sequence[ChunkId],
-    held: int,
-    end: int,
-    capacity_blocks: int,
-    evicted: Callable[[ChunkId, bool], None] | None = None,
-) -> list[ChunkId]:
-    """Hold `run[held:end]` behind its first `held` chunks, as far as there is room beside itself.
-
-    Room for all of it is made first. The server makes it chunk by chunk: under lru and fifo that gives the
-    same victims, since what comes in may not go.
-    """
-    last = index.get(run[held - 1]) if held else None
-    if last is not None:
-        index.pin(last)
-    while len(index) + end - held > capacity_blocks:
-        victim = index.evict()
-        if victim is None:
-            end = held + max(0, capacity_blocks - len(index))
-            break
-        if evicted is not None:
-            evicted(victim.chunk, victim.used)
-    if last is not None:
-        index.unpin(last)
-    parent = None if last is None else last.chunk
-    for chunk in run[held:end]:
-        index.insert(chunk, parent, 0)
-        parent = chunk
-    return list(run[held:end])
+        return insert_run(
+            self._index, run, self._index.held_run(run[:end]), end, capacity_blocks=self._capacity_blocks
+        )

@@ -24,6 +24,7 @@ class EngineSpec(msgspec.Struct, frozen=True):
     gpu: Gpu
     gpus: int  # one replica is split over so many
     block_tokens: int
+    names: tuple[str, str] = ("a model", "a GPU")  # as asked for
     peak_share: float = 0.5  # of the peak operations, in prefill
     bandwidth_share: float = 0.7  # of the memory's bandwidth, in decode
     step_overhead_s: float = 0.003  # scheduling, launches, collectives
