@@ -12,11 +12,14 @@ import msgspec
 from cyclopts import Parameter
 
 from stepwell.cli.errors import CommandError
-from stepwell.cli.trace import JsonFile, Reading, Traces, load_traces, write_json
+from stepwell.cli.trace import JsonFile, Reading, Traces, load_traces, write_bytes, write_json
 from stepwell.config import ConfigError
 from stepwell.replay.capacities import POLICIES, Policy, hits_over_capacities
 from stepwell.replay.facts.tables import FactError
 from stepwell.replay.hits import Hits
+from stepwell.replay.report.figures import SECTIONS, Report, make_report
+from stepwell.replay.report.page import render
+from stepwell.replay.report.target import parse_target
 from stepwell.replay.sim.build import Hardware, build
 from stepwell.replay.sim.compare import Comparison, compare
 from stepwell.replay.sim.simulate import SimError
@@ -96,6 +99,7 @@ class Result(msgspec.Struct, frozen=True):
     sample: float  # share of the blocks that lru was estimated from; 1: exact
     results: list[Hits]  # one a policy and capacity
     timed: Comparison | None  # None: no machines were named
+    report: Report | None  # None: none was asked for
 
 
 def replay(
@@ -107,6 +111,20 @@ def replay(
     ] = None,
     sample: Share = 1.0,
     machines: Machines | None = None,
+    report: Annotated[
+        Path | None,
+        Parameter(
+            show_default=False,
+            help="Write the report with its verdicts here, one HTML file. Needs --tier. Default: nowhere.",
+        ),
+    ] = None,
+    target: Annotated[
+        str | None,
+        Parameter(
+            show_default=False,
+            help="For the report, as ttft_p95=2s. Default: what the engines reach without tiers.",
+        ),
+    ] = None,
     reading: Reading | None = None,
     json: JsonFile = None,
 ) -> int:
@@ -118,6 +136,8 @@ def replay(
     """
     capacities = [] if capacity_blocks is None else _capacities(capacity_blocks)
     machines = machines or Machines()
+    if report is not None and not machines.tier:
+        raise ConfigError("--report compares tiers: say --model, --gpu and at least --tier memory=SIZE")
     hardware = _hardware(machines)
     if not capacities and hardware is None:
         raise ConfigError("say --capacity-blocks N for hits alone, or --model and --gpu for times")
@@ -143,9 +163,12 @@ def replay(
         warnings=trace.warnings,
         sample=sample,
         results=[hits for each in policies for hits in hits_over_capacities(trace, each, capacities, sample)],
-        timed=None if hardware is None else _timed(trace, hardware),
+        timed=None if hardware is None or report is not None else _timed(trace, hardware),
+        report=None if hardware is None or report is None else _report(trace, hardware, target),
     )
     _print(result)
+    if report is not None and result.report is not None:
+        write_bytes(report, render(result.report).encode())
     write_json(json, result)
     return 0
 
@@ -177,6 +200,18 @@ def _timed(trace: Trace, hardware: Hardware) -> Comparison:
         raise ConfigError(str(error)) from error
 
 
+def _report(trace: Trace, hardware: Hardware, target: str | None) -> Report:
+    if not trace.rows:
+        raise CommandError("the trace has no requests to report on")
+    try:
+        aim = None if target is None else parse_target(target)
+        return make_report(trace, build(hardware, trace.block_tokens or 1), aim, facts=hardware.facts)
+    except (FactError, SimError) as error:
+        raise ConfigError(str(error)) from error
+    except ValueError as error:
+        raise ConfigError(f"--target: {error}") from error
+
+
 def _capacities(text: str) -> list[int]:
     capacities = []
     for part in text.split(","):
@@ -200,8 +235,13 @@ def _print(result: Result) -> None:
             f"{hits.policy:8} {hits.capacity_blocks:12,} {hits.hit_blocks:12,} "
             f"{100 * hits.hit_rate_blocks:8.2f}%"
         )
-    if result.timed is not None:
-        _print_timed(result.timed)
+    timed = result.timed if result.report is None else result.report.sources.comparison
+    if timed is not None:
+        _print_timed(timed)
+    if result.report is not None:
+        for section in SECTIONS:
+            for verdict in getattr(result.report, section).verdicts:
+                print(f"{verdict.claim}: {verdict.outcome} ({verdict.measured}; {verdict.flips})")
 
 
 def _print_timed(timed: Comparison) -> None:
