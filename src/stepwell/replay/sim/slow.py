@@ -52,12 +52,12 @@ class LogStore:
 
     def use(self, run: Sequence[ChunkId], first: int, end: int) -> None:
         for number in range(first, end):
-            self._uses.use(run[number])
+            self._uses.use([run[number]])
 
     def evicted_used(self, chunk: ChunkId) -> None:
         """Memory evicted a chunk that somebody had used."""
         if chunk in self._held:
-            self._uses.use(chunk)
+            self._uses.use([chunk])
 
     def store(self, run: Sequence[ChunkId], first: int, end: int) -> list[ChunkId]:
         new: list[ChunkId] = []
