@@ -197,3 +197,31 @@ def test_an_error_in_the_tiers_own_code_shows_and_costs_no_request(
     assert counts(asked) == (0, 0, 80)
     wait_until(lambda: "ZeroDivisionError" in cache.stats().tiers["disk"].health)
     assert counts(cache.engine(clock=patient).ask(prompt(80))) == (0, 79, 1), "from memory, and nobody waits"
+
+
+def test_a_slow_drive_is_waited_for_once_and_again_when_it_has_recovered(disk: OnDisk) -> None:
+    first = disk.start()
+    for start in range(0, 20_000, 1_000):
+        first.engine().ask(prompt(80, start))
+    cache = disk.start(limits=DriveLimits(read_latency_s=0.3))
+    below = cache.server._host.core.below
+    assert isinstance(below, DiskBelow)
+    starts = iter(range(0, 20_000, 1_000))
+
+    def come_up() -> None:
+        wait_until(lambda: below._promotion.queued_chunks == 0)
+
+    asked = cache.engine().ask(prompt(80, next(starts)))  # worth 40 ms to an engine that is not known yet
+    assert counts(asked) == (0, 0, 80)
+    come_up()
+    assert cache.stats().tiers["disk"].read_latency_s + 5 * 1024 / below.stats().read_bytes_per_s > 0.2
+    for _ in range(3):  # an engine whose clock stands still would wait for ever
+        assert counts(cache.engine(clock=patient).ask(prompt(80, next(starts)))) == (0, 0, 80)
+        come_up()
+    below._throttled._read_latency_s = 0.0
+    asks = 0
+    while counts(cache.engine(clock=patient).ask(prompt(80, next(starts)))) == (0, 0, 80):
+        come_up()
+        asks += 1
+    assert asks <= 9, "what is read beside the requests tells"
+    cache.check_idle()

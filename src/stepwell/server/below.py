@@ -44,13 +44,13 @@ class DiskBelow:
         """Needs the running event loop. Nothing happens before `start`."""
         self._core = core
         self._disk = disk
-        throttled = Throttled(
+        self._throttled = Throttled(
             disk,
             read_bytes_per_s=limits.read_bytes_per_s,
             write_bytes_per_s=limits.write_bytes_per_s,
             read_latency_s=limits.read_latency_s,
         )
-        self._guard = Guarded(throttled)
+        self._guard = Guarded(self._throttled)
         self._uses = LogUses()
         self._promotion = Promotion(core, self._guard)
         self._write_back = WriteBack(core, self._guard, disk.holds, self._make_room)
@@ -104,6 +104,10 @@ class DiskBelow:
 
     def drop(self, chunk: ChunkId) -> None:
         self._later(self._disk.delete([chunk]))
+
+    def ready_in_s(self, space: SpaceId) -> float:
+        nbytes = self._promotion.queued_chunks * self._core.chunk_bytes(space)
+        return self._promotion.cost.seconds(nbytes)
 
     def coming(self, chunk: ChunkId) -> bool:
         return self._promotion.coming(chunk)
@@ -168,6 +172,8 @@ class DiskBelow:
             evicted_chunks=self._reclaimed_chunks,
             queued_chunks=self._write_back.queued_chunks,
             damaged_chunks=self._disk.damaged,
+            read_latency_s=self._promotion.cost.latency_s,
+            read_bytes_per_s=1 / self._promotion.cost.seconds_per_byte,
             health=self.health,
         )
 

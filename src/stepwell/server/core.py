@@ -58,6 +58,9 @@ class SlowTiers(Protocol):
     def coming(self, chunk: ChunkId) -> bool:
         """Whether this chunk is on its way up."""
 
+    def ready_in_s(self, space: SpaceId) -> float:
+        """Seconds until all that is on its way now is expected in memory."""
+
     def prefetch(self, space: SpaceId, run: ChunkRun, first: int) -> None:
         """Begin to bring up what follows the `first` chunks, unless enough is on its way already."""
 
@@ -85,6 +88,9 @@ class NothingBelow:
 
     def coming(self, chunk: ChunkId) -> bool:
         return False
+
+    def ready_in_s(self, space: SpaceId) -> float:
+        return 0.0
 
     def prefetch(self, space: SpaceId, run: ChunkRun, first: int) -> None:
         pass
