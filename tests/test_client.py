@@ -429,6 +429,41 @@ def test_a_dead_servers_memory_is_given_back_while_no_other_server_comes(server:
     worker.close()
 
 
+def worker_in_a_step_whose_server_is_killed(server: ServerProcess) -> tuple[ArenaClient, str]:
+    """It keeps nothing for longer than steps ask for, and maps the next server's arena already."""
+    worker = ArenaClient(dial_unix(server.socket), "engine", keep_ended_s=0.0)
+    assert worker.connect() is True
+    first = RawClient(server.dial()).hello("other").server_id
+    worker.begin_step()
+    worker.loaded()
+    server.kill()
+    server.start()
+    second = RawClient(server.dial()).hello("other").server_id
+    wait_until(lambda: worker.arena_of(second) is not None)  # it looked for what to unmap before
+    return worker, first
+
+
+def test_a_dead_servers_arena_outlives_a_long_step(server: ServerProcess) -> None:
+    worker, first = worker_in_a_step_whose_server_is_killed(server)
+    worker._unmap_ended()
+    assert worker.arena_of(first) is not None, "the step behind this one may load from it"
+    worker.end_step()
+    wait_until(lambda: worker.arena_of(first) is None)
+    worker.close()
+
+
+def test_an_engine_that_never_rests_gives_a_dead_servers_memory_back(server: ServerProcess) -> None:
+    worker, first = worker_in_a_step_whose_server_is_killed(server)
+    worker.begin_step()
+    worker.loaded()
+    worker._unmap_ended()
+    assert worker.arena_of(first) is not None, "another step may have been scheduled before the end"
+    worker.begin_step()
+    worker.loaded()
+    wait_until(lambda: worker.arena_of(first) is None)
+    worker.close()
+
+
 def test_a_worker_without_a_server_maps_the_arena_when_one_comes(folder: Path) -> None:
     worker = ArenaClient(dial_unix(folder / "s.sock"), "engine", rank=3, layout=b"layout")
     assert worker.connect() is False

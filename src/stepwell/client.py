@@ -29,8 +29,11 @@ scheduler slices (some 10 ms); three such calls in a step stay below one second.
 CONNECT_TIMEOUT_S = 2.0
 
 KEEP_ENDED_S = 10.0
-"""How long a dead server's arena stays mapped: longer than any step lasts between its schedule and its
-copies. Its memory is not free before, so a server with more than half of the memory is refused so long."""
+"""How long a dead server's arena stays mapped after the last step that may load from it: longer than a step
+waits between its schedule and its worker. Its memory is not free before, so a server with more than half of
+the memory is refused so long."""
+
+_STEPS_AHEAD = 2  # one that a worker has begun, and one that was scheduled behind it
 
 _UCRED = struct.Struct("3i")  # pid, uid, gid: unix(7)
 _RETRY_FIRST_S = 0.05
@@ -305,6 +308,7 @@ class _Mapping:
     server_id: str
     arena: ArenaMap
     ended_s: float | None = None  # when the server was gone, by the monotonic clock
+    steps_left: int = _STEPS_AHEAD  # after that: those that may have been promised something before
 
 
 class ArenaClient:
@@ -330,6 +334,8 @@ class ArenaClient:
         self._mappings: list[_Mapping] = []  # newest first
         self._channel: Channel | None = None
         self._closed = False
+        self._in_step = False
+        self._step_ended_s = 0.0
         self._wake_r, self._wake_w = os.pipe()
         self._thread: threading.Thread | None = None
         self.on_map: Callable[[ArenaMap], object] = lambda arena: None
@@ -345,6 +351,21 @@ class ArenaClient:
     def arena_of(self, server_id: str) -> ArenaMap | None:
         """The arena of this server, or None when this process does not map it (any more)."""
         return next((m.arena for m in self._mappings if m.server_id == server_id), None)
+
+    def begin_step(self) -> None:
+        """What this step and the next were promised stays mapped, however long this one takes."""
+        self._in_step = True
+
+    def loaded(self) -> None:
+        """All that this step was promised is copied, or its copies are under way."""
+        for mapping in self._mappings:
+            if mapping.ended_s is not None:
+                mapping.steps_left -= 1
+
+    def end_step(self) -> None:
+        """The next may begin at once, or never."""
+        self._step_ended_s = time.monotonic()
+        self._in_step = False
 
     def close(self) -> None:
         """Unmap and leave the session. Copies must have ended."""
@@ -415,7 +436,14 @@ class ArenaClient:
 
     def _unmap_ended(self) -> None:
         long_ago_s = time.monotonic() - self._keep_ended_s
-        self._unmap([m for m in self._mappings if m.ended_s is not None and m.ended_s < long_ago_s])
+        is_idle = not self._in_step and self._step_ended_s < long_ago_s
+        self._unmap(
+            [
+                m
+                for m in self._mappings
+                if m.ended_s is not None and m.ended_s < long_ago_s and (is_idle or m.steps_left <= 0)
+            ]
+        )
 
     def _unmap(self, ended: Sequence[_Mapping]) -> None:
         self._mappings = [m for m in self._mappings if m not in ended]

@@ -14,7 +14,7 @@ from stepwell import wire
 from stepwell.client import Client, dial_unix
 from stepwell.engines.fake import FakeEngine, FakeRequest
 from stepwell.types import CacheStats
-from support.server import ServerProcess
+from support.server import RawClient, ServerProcess
 from support.waiting import wait_until
 
 B = 16
@@ -103,6 +103,25 @@ def test_killed_between_promise_and_load(server: ServerProcess, driver: Driver) 
     driver.until_hit()
     assert driver.longest_s < STEP_LIMIT_S
     assert idle(server)
+
+
+def test_killed_between_promise_and_load_of_a_step_that_waits_for_a_long_one(
+    server: ServerProcess, driver: Driver
+) -> None:
+    engine = driver.engine
+    assert engine.worker is not None
+    arenas = engine.worker._arenas
+    arenas._keep_ended_s = 0.0  # any step is a long one
+    asked = engine.add(driver.prompts[0], 3)
+    engine.worker.begin_step()
+    waiting = engine.schedule()
+    server.kill()
+    server.start()
+    next_id = RawClient(server.dial()).hello("other").server_id
+    wait_until(lambda: arenas.arena_of(next_id) is not None)
+    engine.execute(waiting)
+    engine.run()
+    assert counts(asked) == (0, 79, 1)
 
 
 def test_killed_with_stores_under_way(server: ServerProcess) -> None:

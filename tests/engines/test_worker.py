@@ -16,10 +16,20 @@ STRIPE_BYTES = 2 * PAGE_BYTES
 
 
 class Arenas:
-    """One server's arena."""
+    """One server's arena, and what it was told of steps."""
 
     def __init__(self, arena: ArenaMap) -> None:
         self._arena = arena
+        self.told: list[str] = []
+
+    def begin_step(self) -> None:
+        self.told.append("begin")
+
+    def loaded(self) -> None:
+        self.told.append("loaded")
+
+    def end_step(self) -> None:
+        self.told.append("end")
 
     def arena_of(self, server_id: str) -> ArenaMap | None:
         return self._arena if server_id == "here" else None
@@ -40,7 +50,8 @@ class Rank:
         self.layer = np.zeros((8, PAGE_BYTES), np.uint8)
         self.layer[:] = 100 * rank + np.arange(8, dtype=np.uint8)[:, None]
         self.copier = GatedCopier([self.layer])
-        self.worker = WorkerSide(Arenas(arena), self.copier, rank, STRIPE_BYTES)  # type: ignore[arg-type]
+        self.arenas = Arenas(arena)
+        self.worker = WorkerSide(self.arenas, self.copier, rank, STRIPE_BYTES)  # type: ignore[arg-type]
 
 
 def job(number: int, offsets: list[int], blocks: list[int], server_id: str = "here") -> CopyJob:
@@ -94,6 +105,17 @@ def test_a_server_whose_arena_is_not_mapped(arena: ArenaMap) -> None:
     assert rank.worker.take_failed_blocks() == {1, 2}
     assert rank.worker.take_failed_blocks() == set()
     assert np.array_equal(np.delete(rank.layer, 3, 0), np.delete(before, 3, 0))
+
+
+def test_arenas_are_told_of_a_steps_loads_after_they_are_copied(arena: ArenaMap) -> None:
+    rank = Rank(arena, 0)
+    rank.worker.begin_step()
+    rank.copier.during = lambda: rank.arenas.told.append("copying")
+    rank.worker.load(StepJobs(loads=[job(1, [0], [1])]))
+    rank.worker.store(StepJobs())
+    assert rank.arenas.told == ["begin", "copying", "loaded"]
+    rank.worker.take_done()
+    assert rank.arenas.told[3:] == ["end"]
 
 
 def test_what_ranks_and_steps_report_adds_up() -> None:

@@ -1,5 +1,6 @@
 """Real processes throughout: `STAND_IN` is what `ensure_server` needs of a server, a socket that accepts."""
 
+import fcntl
 import os
 import signal
 import subprocess
@@ -167,6 +168,30 @@ def test_a_server_that_never_answers_is_killed_at_the_deadline(place: Place) -> 
     with pytest.raises(LaunchError, match="did not answer in time"):
         ensure_server(place.config, os.environ, [sys.executable, "-c", code], deadline_s=1.0)
     wait_until(lambda: has_ended(int(pid_file.read_text())))
+
+
+@pytest.mark.parametrize(("memory", "limit_s"), [("1GiB", 34), ("100GiB", 430)])
+def test_a_large_arena_has_longer_to_come_up(
+    place: Place, monkeypatch: pytest.MonkeyPatch, memory: str, limit_s: float
+) -> None:
+    """Another process holds the start's lock for ever, by a clock of our own."""
+    now_s = 1000.0
+
+    def sleep(seconds: float) -> None:
+        nonlocal now_s
+        now_s += 1.0
+
+    config = resolve({"socket": str(place.socket), "memory": memory}, {}).config
+    prepare_socket_folder(place.socket)
+    with open(f"{place.socket}.start-lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        monkeypatch.setattr("stepwell.server.launch.time.monotonic", lambda: now_s)
+        monkeypatch.setattr("stepwell.server.launch.time.sleep", sleep)
+        with pytest.raises(LaunchError, match=f"for {limit_s} s"):
+            ensure_server(config, os.environ, place.command)
+        monkeypatch.undo()
+    assert limit_s <= now_s - 1000 <= limit_s + 2
+    assert place.starts() == []
 
 
 def test_a_starter_that_hangs_does_not_hang_the_others(place: Place) -> None:

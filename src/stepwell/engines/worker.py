@@ -57,6 +57,7 @@ class WorkerSide:
 
     def begin_step(self) -> None:
         """Before anything of a step runs: its blocks may be those of a request that has ended."""
+        self._arenas.begin_step()
         self._copier.fence()
 
     def load(self, jobs: StepJobs) -> None:
@@ -64,8 +65,8 @@ class WorkerSide:
         for job in jobs.loads:
             arena = self._arenas.arena_of(job.server_id)
             if arena is None:
-                # Cannot be, as long as mappings outlive their server by a step; if it is, the engine has
-                # to compute these blocks after all.
+                # Cannot be, for mappings outlive their server by the steps that were scheduled before; if
+                # it is, the engine has to compute these blocks after all.
                 logger.error(
                     "the arena of server %s is not mapped: %d blocks lost", job.server_id, len(job.blocks)
                 )
@@ -73,6 +74,7 @@ class WorkerSide:
                 self._done.loads[job.number] += 1
             else:
                 self._loading[job.number] = self._copier.load(arena, self._mine(job), job.blocks)
+        self._arenas.loaded()
 
     def store(self, jobs: StepJobs) -> None:
         """After the forward pass."""
@@ -98,7 +100,8 @@ class WorkerSide:
         self._done.compared(job.number, largest)
 
     def take_done(self) -> Done:
-        """What was finished since the last call."""
+        """At the end of a step: what was finished since the last one."""
+        self._arenas.end_step()
         finished = self._copier.finished()
         _move(self._loading, self._done.loads, finished)
         _move(self._storing, self._done.stores, finished)
