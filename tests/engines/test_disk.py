@@ -2,10 +2,12 @@
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from engine_kit import Cache, counts, prompt
 
+from stepwell import wire
 from stepwell.server.below import DiskBelow, DriveLimits
 from stepwell.server.host import DiskSetting
 from stepwell.types import Reason
@@ -224,4 +226,34 @@ def test_a_slow_drive_is_waited_for_once_and_again_when_it_has_recovered(disk: O
         come_up()
         asks += 1
     assert asks <= 9, "what is read beside the requests tells"
+    cache.check_idle()
+
+
+def test_many_that_wait_cost_the_scheduler_a_few_questions_a_step(
+    disk: OnDisk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    disk.start().engine().ask(prompt(160))
+    cache = disk.start(limits=DriveLimits(read_latency_s=0.5))
+    engine = cache.engine(clock=patient, num_blocks=2_000, prefix_caching=False, step_tokens=4_096)
+    engine.ask(prompt(20, 90_000))
+    assert engine.client is not None
+    asked: list[type[wire.Message]] = []
+    call = engine.client.call
+
+    def counted(request: wire.Message, reply_type: Any) -> Any:
+        asked.append(type(request))
+        return call(request, reply_type)
+
+    monkeypatch.setattr(engine.client, "call", counted)
+    requests = [engine.add([*prompt(160), number]) for number in range(100)]
+    engine.step()
+    assert asked.count(wire.Load) == 100
+    for _ in range(20):
+        asked.clear()
+        engine.step()
+        if engine.running:
+            break
+        assert asked.count(wire.More) <= 20
+    engine.run()
+    assert [counts(request) for request in requests] == [(0, 160, 1)] * 100
     cache.check_idle()

@@ -16,7 +16,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from stepwell.layout import fingerprint, space_id
 from stepwell.policy.evict import make_evictor
 from stepwell.policy.index import Index
-from stepwell.server.core import Core, Session, UnknownSpace
+from stepwell.server.core import WRITER_PATIENCE_S, Core, Session, UnknownSpace
 from stepwell.tiers.memory import MemoryTier, Slot
 from stepwell.types import Reason, RequestStats, SpaceSpec
 from stepwell.wire import Granted, ProtocolError, Run, unpack_places
@@ -765,3 +765,62 @@ def test_a_chunk_that_fits_between_no_pins_does_not_empty_the_cache() -> None:
         granted = reserve(core, session, 999, chain("large", 1), space=TWO)
         assert (granted.chunks, granted.stopped) == ([], Reason.NO_ROOM)
         assert len(core._index) >= 80
+
+
+# -- writers that hang, and long clears ----------------------------------------------------------------------
+
+
+def test_a_writer_that_hangs_loses_its_claim_and_keeps_its_slots() -> None:
+    now_s = 100.0
+    keys = chain("a", 3)
+    with core_of(8) as core:
+        core._clock = lambda: now_s
+        hung, other = core.begin_session(), core.begin_session()
+        first = reserve(core, hung, 1, keys)
+        now_s += WRITER_PATIENCE_S
+        assert reserve(core, other, 2, keys).chunks == [], "it may still be copying"
+        core.abort(other, 2)
+        now_s += 1
+        second = reserve(core, other, 3, keys)
+        assert second.chunks == [0, 1, 2]
+        assert not set(unpack_places(first.places)) & set(unpack_places(second.places))
+        core.commit(other, 3)
+        assert load(core, other, 4, keys) == 3
+        core.release(other, 4)
+        core.commit(hung, 1)  # it wakes up
+        assert load(core, other, 5, keys) == 3
+        core.release(other, 5)
+        at_rest(core, 3, 3 * PAGE)
+
+
+def test_an_unknown_lease_has_nothing_more() -> None:
+    with core_of(4) as core:
+        session = core.begin_session()
+        with pytest.raises(ProtocolError, match="there is no lease 7"):
+            core.more(session, 7)
+
+
+def test_a_long_clear_goes_in_slices_and_others_are_served_between_them() -> None:
+    with core_of(4_000) as core:
+        session = core.begin_session()
+        for number in range(400):
+            store(core, session, number, chain(str(number), 10))
+        removed = 0
+        for number, slice_ in enumerate(core.clear(None)):
+            assert 0 < slice_ <= 1_000
+            removed += slice_
+            keys = chain(f"new {number}", 2)
+            store(core, session, 10_000 + number, keys)
+            assert held(core, keys) == 2
+        assert removed == 4_000
+        assert core.memory_stats().chunks == 2 * 4, "what came meanwhile stays"
+
+
+def test_a_failed_read_takes_only_its_chunk_and_what_follows() -> None:
+    keys = chain("a", 4)
+    with core_of(8) as core:
+        session = core.begin_session()
+        reserve(core, session, 1, keys)
+        core.commit(session, 1, {ONE + keys[2]})
+        assert held(core, keys) == 2
+        at_rest(core, 2, 2 * PAGE)

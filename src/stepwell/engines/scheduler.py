@@ -52,6 +52,7 @@ PROMISE_KEPT_S = 1.0
 stored more of its prompt meanwhile."""
 
 
+_POLLED_PER_STEP = 8  # requests that wait for a slower tier; each question takes 60 us
 _SKIPPED_STEPS_MOST = 31  # a second, or less, of decoding
 
 
@@ -90,6 +91,7 @@ class _Tracked:
     promise: _Promise | None = None
     sampled: bool | None = None  # whether a chunk of it is compared; None: not decided
     canary: _Canary | None = None
+    polls: int = 0  # how often it was asked about while it waited
     wait_until_s: float | None = None  # for what comes from slower tiers; set when it is first known
     ask_again_at_s: float = 0.0  # after a look-up that found nothing
     skip_steps: int = 0  # before it is asked again for chunks that others are writing
@@ -127,6 +129,7 @@ class SchedulerSide:
         self._step_ended_s = 0.0
         self._numbers = itertools.count(1)
         self._tracked: dict[str, _Tracked] = {}
+        self._awaiting: set[str] = set()  # requests that wait for a slower tier
         self._scheduled: list[_Tracked] = []  # in this step, with something to load
         self._leases: dict[int, int] = {}  # being loaded, by ranks still to report
         self._sample = Canary(canary_chunks)
@@ -259,6 +262,7 @@ class SchedulerSide:
     def finished(self, request_id: str) -> None:
         """The request ended, or was aborted in any state. Copies that are under way finish by themselves."""
         tracked = self._tracked.pop(request_id, None)
+        self._awaiting.discard(request_id)
         if tracked is None:
             return
         if tracked.canary is not None:  # never computed
@@ -306,11 +310,13 @@ class SchedulerSide:
                 tracked.ask_again_at_s = asked_s + (asked_s - now_s) / ASK_AGAIN_SHARE
                 return outcome
             promise = tracked.promise = outcome
-        elif promise.coming > promise.chunks and not self._ask_more(promise):
+        elif self._is_due(tracked, promise, now_s) and not self._ask_more(promise):
             return Reason.NO_SERVER
         tracked.settled_chunks = promise.chunks
         if promise.coming > promise.chunks and now_s < promise.wait_until_s:
+            self._awaiting.add(tracked.request.request_id)
             return None
+        self._awaiting.discard(tracked.request.request_id)
         promise.coming = promise.chunks
         promise.from_tokens = engine_tokens
         # One token must be computed, or there is nothing to sample from.
@@ -323,6 +329,14 @@ class SchedulerSide:
         if tracked.sampled and last_tokens >= engine_tokens:
             promise.to_tokens = last_tokens
         return promise
+
+    def _is_due(self, tracked: _Tracked, promise: _Promise, now_s: float) -> bool:
+        """Whether to ask how far it has come: of many requests that wait, some at each step."""
+        if promise.coming == promise.chunks:
+            return False
+        tracked.polls += 1
+        every = 1 + len(self._awaiting) // _POLLED_PER_STEP
+        return (promise.lease + tracked.polls) % every == 0 or now_s >= promise.wait_until_s
 
     def _is_good(self, promise: _Promise, engine_tokens: int, now_s: float) -> bool:
         return (
