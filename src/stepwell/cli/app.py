@@ -33,6 +33,9 @@ app = App(
 # By name, so that what they need is imported for them alone.
 app.command("stepwell.cli.trace:app", name="trace", help="Look into traces, convert them, make them up.")
 app.command("stepwell.cli.replay:replay", name="replay", help="What caches would give on recorded traffic.")
+app.command(
+    "stepwell.cli.plan:plan", name="plan", help="The cheapest tiers and engines for recorded traffic."
+)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

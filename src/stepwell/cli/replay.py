@@ -4,6 +4,8 @@ The file is imported for this command alone, so it may import what it needs at t
 """
 
 import gc
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal, TypeAlias
@@ -150,10 +152,33 @@ def replay(
         raise CommandError(
             "this trace has no prefix information: what a cache would hit cannot be told from it"
         )
-    # The trace's rows stay to the end: the collector need not look through them again and again.
-    gc.freeze()
-    policies = POLICIES if policy == "all" else (policy,)
-    result = Result(
+    with _collector_off():
+        result = _result(trace, POLICIES if policy == "all" else (policy,), capacities, sample)
+        if hardware is not None and report is None:
+            result = msgspec.structs.replace(result, timed=_timed(trace, hardware))
+        elif hardware is not None:
+            result = msgspec.structs.replace(result, report=_report(trace, hardware, target))
+    _print(result)
+    if report is not None and result.report is not None:
+        write_bytes(report, render(result.report).encode())
+    write_json(json, result)
+    return 0
+
+
+@contextmanager
+def _collector_off() -> Iterator[None]:
+    """A tenth faster: chunks that go leave no cycles, and millions that stay need no looking through."""
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
+
+
+def _result(trace: Trace, policies: tuple[Policy, ...], capacities: list[int], sample: float) -> Result:
+    return Result(
         sources=trace.sources,
         requests=len(trace.rows),
         block_tokens=trace.block_tokens or 0,
@@ -163,14 +188,9 @@ def replay(
         warnings=trace.warnings,
         sample=sample,
         results=[hits for each in policies for hits in hits_over_capacities(trace, each, capacities, sample)],
-        timed=None if hardware is None or report is not None else _timed(trace, hardware),
-        report=None if hardware is None or report is None else _report(trace, hardware, target),
+        timed=None,
+        report=None,
     )
-    _print(result)
-    if report is not None and result.report is not None:
-        write_bytes(report, render(result.report).encode())
-    write_json(json, result)
-    return 0
 
 
 def _hardware(machines: Machines) -> Hardware | None:

@@ -5,8 +5,13 @@ import msgspec
 from stepwell.replay.traces.row import Trace
 
 
-def head(trace: Trace, requests: int) -> Trace:
-    """The first so many requests, for what has to be simulated many times."""
+def head(trace: Trace, requests: int, blocks_most: int = 200_000) -> Trace:
+    """The first so many requests, and of long ones fewer, for what has to be simulated many times."""
+    blocks = 0
+    for number, row in enumerate(trace.rows[:requests]):
+        blocks += len(row.blocks)
+        if blocks > blocks_most:
+            return msgspec.structs.replace(trace, rows=trace.rows[:number])
     return msgspec.structs.replace(trace, rows=trace.rows[:requests])
 
 

@@ -16,6 +16,7 @@ class GpuCache:
         self._index = Index(Lru())
         self._running: Counter[ChunkId] = Counter()  # blocks of running requests' prompts
         self._private_blocks = 0  # of running requests' outputs
+        self.releases = 0  # so far; while they are the same, who had no room has none
 
     def held(self, run: Sequence[ChunkId]) -> int:
         return self._index.held_run(run)
@@ -45,6 +46,7 @@ class GpuCache:
 
     def release(self, run: Sequence[ChunkId], entry: Entry | None, private_blocks: int) -> None:
         """The request has ended."""
+        self.releases += 1
         self._private_blocks -= private_blocks
         running = self._running
         for chunk in run:

@@ -21,6 +21,7 @@ class Job:
         "gpu_blocks",
         "left_tokens",
         "memory_blocks",
+        "no_room_since",
         "number",
         "output_tokens",
         "private_blocks",
@@ -45,5 +46,6 @@ class Job:
         self.memory_blocks = 0
         self.slow_blocks: dict[str, int] = {}
         self.entry: Entry | None = None  # the pin of its run in the GPU's index
+        self.no_room_since = -1  # releases of GPU memory when it was last refused there
         self.first_token_s = 0.0
         self.end_s = 0.0

@@ -138,7 +138,10 @@ class _Sim:
 
     def _admit(self, engine: Engine, job: Job, now_s: float) -> bool:
         """Give it its blocks, and begin to load what memory has of them. False: no room yet."""
+        if job.no_room_since == engine.gpu.releases:
+            return False
         if not engine.gpu.has_room(job.run, job.private_blocks):
+            job.no_room_since = engine.gpu.releases
             return False
         held = engine.gpu.held(job.run)
         job.entry = engine.gpu.admit(job.run, held, job.private_blocks)
