@@ -54,7 +54,7 @@ REPLIES: list[wire.Message] = [
     wire.Attached({0: b"a", 1: b""}),
     wire.SpaceOpened(b"s" * 16),
     wire.Found(Hit(2, ("memory", "disk"))),
-    wire.Loaded(2, wire.pack_places([0, 4096]), 5),
+    wire.Loaded(2, wire.pack_places([0, 4096]), 5, 0.25),
     wire.Reserved([wire.Granted(1, [1, 2], wire.pack_places([0, 8192]), Reason.NO_ROOM)]),
     wire.Cleared(3),
     wire.Pong(4),

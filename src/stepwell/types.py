@@ -71,6 +71,8 @@ class TierStats(msgspec.Struct, frozen=True):
     queued_chunks: int = 0  # waiting to be written to it
     damaged_chunks: int = 0  # dropped because a check of their bytes failed
     health: str = "ok"  # or in a few words why it is out of service
+    read_latency_s: float = 0.0  # what its reads cost, as far as the last ones tell; 0: it has no price
+    read_bytes_per_s: float = 0.0
 
 
 class RequestStats(msgspec.Struct, frozen=True):

@@ -112,6 +112,7 @@ class Loaded(Message, frozen=True, tag="loaded"):
     chunks: int  # leading chunks that lie in memory
     places: bytes  # arena offsets of those pinned by this call, up to chunk `chunks`: see `pack_places`
     coming: int = 0  # leading chunks that will, unless something fails; never below `chunks`
+    ready_in_s: float = 0.0  # what is coming is expected then; told once, by `Load`
 
 
 class Run(msgspec.Struct, frozen=True, array_like=True):

@@ -1,5 +1,7 @@
 """Wrong bytes that were stored with a right checksum: found by computing them again."""
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 from engine_kit import Cache, GatedCopier, counts, prompt
@@ -9,7 +11,9 @@ from stepwell.engines.compare import difference
 from stepwell.engines.fake import FakeEngine, WrongBytes
 from stepwell.policy.canary import Canary
 from stepwell.server.core import DIFFERING_MOST
+from stepwell.server.host import DiskSetting
 from stepwell.types import Reason
+from support.waiting import wait_until
 
 B = 16
 
@@ -159,3 +163,16 @@ def test_a_report_of_an_unknown_chunk_harms_nobody(cache: Cache) -> None:
     engine.client.note(wire.Checked(b"?" * 16, b"k" * 32, float("nan"), False))
     assert cache.stats().differing_chunks == 1
     assert cache.memory.chunks == 5
+
+
+def test_a_wrong_chunk_does_not_come_back_from_disk(tmp_path: Path) -> None:
+    cache = Cache(disk=DiskSetting(tmp_path, 16 << 20))
+    cache.engine().ask(prompt(80))
+    spoil(cache, 4)  # before it is written, or the disk has the right one
+    wait_until(lambda: cache.stats().tiers["disk"].queued_chunks == 0)
+    assert cache.stats().tiers["disk"].chunks == 5
+    cache.engine(canary_chunks=1).ask(prompt(80))
+    assert cache.stats().differing_chunks == 1
+    wait_until(lambda: cache.stats().tiers["disk"].chunks == 4)
+    assert counts(cache.engine(canary_chunks=0).ask(prompt(80))) == (0, 64, 16)
+    cache.close()

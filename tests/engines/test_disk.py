@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from engine_kit import Cache, counts, prompt
 
-from stepwell.server.below import DriveLimits
+from stepwell.server.below import DiskBelow, DriveLimits
 from stepwell.server.host import DiskSetting
 from stepwell.types import Reason
 from support.waiting import wait_until
@@ -161,4 +161,67 @@ def test_two_engines_one_promotion_and_pages_that_are_right(disk: OnDisk) -> Non
         assert own == 0
         assert found + computed == 400
         assert found >= 16 * B
+    cache.check_idle()
+
+
+def test_a_long_queue_does_not_fetch_more_than_memory_can_keep(disk: OnDisk) -> None:
+    first = disk.start(memory_bytes=400 * 4096)
+    engine = first.engine(clock=patient, num_blocks=400, prefix_caching=False)
+    for start in range(0, 40_000, 1_000):
+        engine.ask(prompt(80, start))
+    cache = disk.start(memory_bytes=40 * 4096, limits=DriveLimits(read_latency_s=0.05))
+    engine = cache.engine(clock=patient, num_blocks=8, prefix_caching=False)
+    engine.ask(prompt(20, 90_000))  # the engine knows its space
+    for start in range(0, 40_000, 1_000):
+        engine.add(prompt(80, start))
+    cache.stats()
+    core = cache.server._host.core
+    assert isinstance(core.below, DiskBelow)
+    assert core.below._promotion.queued_chunks * 1024 <= 40 * 4096 // 4 + 5 * 1024
+    engine.run()
+    assert all(request.state == "finished" for request in engine.requests)
+    cache.check_idle()
+
+
+def test_an_error_in_the_tiers_own_code_shows_and_costs_no_request(
+    disk: OnDisk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    disk.start().engine().ask(prompt(80))
+    cache = disk.start()
+
+    async def broken(_: object) -> None:
+        raise ZeroDivisionError("a mistake")
+
+    monkeypatch.setattr(cache.server._host.core.below._promotion, "_bring", broken)  # type: ignore[attr-defined]
+    asked = cache.engine().ask(prompt(80))
+    assert counts(asked) == (0, 0, 80)
+    wait_until(lambda: "ZeroDivisionError" in cache.stats().tiers["disk"].health)
+    assert counts(cache.engine(clock=patient).ask(prompt(80))) == (0, 79, 1), "from memory, and nobody waits"
+
+
+def test_a_slow_drive_is_waited_for_once_and_again_when_it_has_recovered(disk: OnDisk) -> None:
+    first = disk.start()
+    for start in range(0, 20_000, 1_000):
+        first.engine().ask(prompt(80, start))
+    cache = disk.start(limits=DriveLimits(read_latency_s=0.3))
+    below = cache.server._host.core.below
+    assert isinstance(below, DiskBelow)
+    starts = iter(range(0, 20_000, 1_000))
+
+    def come_up() -> None:
+        wait_until(lambda: below._promotion.queued_chunks == 0)
+
+    asked = cache.engine().ask(prompt(80, next(starts)))  # worth 40 ms to an engine that is not known yet
+    assert counts(asked) == (0, 0, 80)
+    come_up()
+    assert cache.stats().tiers["disk"].read_latency_s + 5 * 1024 / below.stats().read_bytes_per_s > 0.2
+    for _ in range(3):  # an engine whose clock stands still would wait for ever
+        assert counts(cache.engine(clock=patient).ask(prompt(80, next(starts)))) == (0, 0, 80)
+        come_up()
+    below._throttled._read_latency_s = 0.0
+    asks = 0
+    while counts(cache.engine(clock=patient).ask(prompt(80, next(starts)))) == (0, 0, 80):
+        come_up()
+        asks += 1
+    assert asks <= 9, "what is read beside the requests tells"
     cache.check_idle()

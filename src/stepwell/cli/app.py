@@ -30,6 +30,9 @@ app = App(
     version=_version,
     help_format="markdown",
 )
+# By name, so that what they need is imported for them alone.
+app.command("stepwell.cli.trace:app", name="trace", help="Look into traces, convert them, make them up.")
+app.command("stepwell.cli.replay:replay", name="replay", help="What caches would give on recorded traffic.")
 
 
 def main(argv: Sequence[str] | None = None) -> int:

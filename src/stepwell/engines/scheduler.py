@@ -352,9 +352,11 @@ class SchedulerSide:
             self._client.note(wire.Release(lease))
             return Reason.NO_SERVER
         if tracked.wait_until_s is None and reply.coming > reply.chunks:
-            # Once for each request: waiting then costs at most as much again as computing.
+            # Once for each request. Loading all or nothing is the best plan where both cost in proportion;
+            # where the price was wrong, waiting costs at most as much again as computing.
             coming_tokens = (reply.coming - max(first, reply.chunks)) * geometry.chunk_tokens
-            tracked.wait_until_s = now_s + self._speed.seconds(coming_tokens)
+            compute_s = self._speed.seconds(coming_tokens)
+            tracked.wait_until_s = now_s + (compute_s if reply.ready_in_s < compute_s else 0.0)
         return _Promise(
             space,
             lease,

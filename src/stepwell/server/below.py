@@ -1,8 +1,11 @@
 """The disk below memory: what goes down, what comes up, and what is asked of it on the way."""
 
 import asyncio
+import logging
 import time
 from collections import Counter
+from collections.abc import Coroutine
+from typing import Any
 
 import msgspec
 
@@ -16,6 +19,11 @@ from stepwell.tiers.guard import Guarded
 from stepwell.tiers.wrap import Throttled
 from stepwell.types import ChunkId, Reason, SpaceId, TierStats
 from stepwell.wire import ChunkRun
+
+logger = logging.getLogger(__name__)
+
+PREFETCHED_SHARE = 0.25
+"""Of memory, at most so much is on its way up for requests that are not at the head of their queue."""
 
 DRAIN_S = 5.0
 """How long a stop waits for chunks that are not written yet: orchestrators kill after 10 s or more."""
@@ -36,36 +44,46 @@ class DiskBelow:
         """Needs the running event loop. Nothing happens before `start`."""
         self._core = core
         self._disk = disk
-        throttled = Throttled(
+        self._throttled = Throttled(
             disk,
             read_bytes_per_s=limits.read_bytes_per_s,
             write_bytes_per_s=limits.write_bytes_per_s,
             read_latency_s=limits.read_latency_s,
         )
-        self._guard = Guarded(throttled)
+        self._guard = Guarded(self._throttled)
         self._uses = LogUses()
         self._promotion = Promotion(core, self._guard)
         self._write_back = WriteBack(core, self._guard, disk.holds, self._make_room)
-        self._tasks: list[asyncio.Task[None]] = []
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._broken = ""
         self._reclaiming = asyncio.Lock()
         self._reclaimed_chunks = 0
 
     def start(self) -> None:
         """Begin to work: try the drive, read its catalogue, write and read what is asked for."""
-        self._tasks = [
-            asyncio.ensure_future(work)
-            for work in (
-                self._guard.start(),
-                self._disk.scan(),
-                self._promotion.run(),
-                self._write_back.run(),
-            )
-        ]
+        for work in (
+            self._guard.start(),
+            self._disk.scan(),
+            self._promotion.run(),
+            self._write_back.run(),
+        ):
+            self._later(work)
+
+    def _later(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.ensure_future(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._ended)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self._broken = f"stopped by an error in Stepwell: {error!r}"
+            logger.critical("the disk tier has %s", self._broken, exc_info=error)
 
     # -- asked by the core -----------------------------------------------------------------------------
 
     def leading(self, run: ChunkRun, first: int) -> int:
-        if not self._guard.in_service:
+        if self._broken or not self._guard.in_service:
             return first
         holds = self._disk.holds
         missing = (number for number, chunk in enumerate(run.ids(first, len(run)), first) if not holds(chunk))
@@ -75,6 +93,21 @@ class DiskBelow:
         chunks = list(run.ids(first, end))
         self._uses.use(chunks)
         self._promotion.want(space, run[first - 1] if first else None, chunks)
+
+    def prefetch(self, space: SpaceId, run: ChunkRun, first: int) -> None:
+        # For a long queue, what comes up first would be evicted by what comes after, before it is used.
+        under_way_bytes = self._promotion.queued_chunks * self._core.chunk_bytes(space)
+        if under_way_bytes < PREFETCHED_SHARE * self._core.memory.limit_bytes:
+            end = self.leading(run, first)
+            if end > first:
+                self.bring(space, run, first, end)
+
+    def drop(self, chunk: ChunkId) -> None:
+        self._later(self._disk.delete([chunk]))
+
+    def ready_in_s(self, space: SpaceId) -> float:
+        nbytes = self._promotion.queued_chunks * self._core.chunk_bytes(space)
+        return self._promotion.cost.seconds(nbytes)
 
     def coming(self, chunk: ChunkId) -> bool:
         return self._promotion.coming(chunk)
@@ -123,6 +156,8 @@ class DiskBelow:
     @property
     def health(self) -> str:
         """The word `ok`, or what is wrong."""
+        if self._broken:
+            return self._broken
         return self._guard.health if self._disk.scanned else "reading its catalogue"
 
     def stats(self) -> TierStats:
@@ -137,13 +172,17 @@ class DiskBelow:
             evicted_chunks=self._reclaimed_chunks,
             queued_chunks=self._write_back.queued_chunks,
             damaged_chunks=self._disk.damaged,
+            read_latency_s=self._promotion.cost.latency_s,
+            read_bytes_per_s=1 / self._promotion.cost.seconds_per_byte,
             health=self.health,
         )
 
     async def close(self) -> None:
         """End the work; what is being read or written is finished first, what waits for that, for a while."""
         end_s = time.monotonic() + DRAIN_S
-        while self._guard.in_service and self.unwritten_chunks and time.monotonic() < end_s:
+        while (
+            self._guard.in_service and not self._broken and self.unwritten_chunks and time.monotonic() < end_s
+        ):
             await asyncio.sleep(0.01)
         for task in self._tasks:
             task.cancel()

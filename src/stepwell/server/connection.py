@@ -126,7 +126,8 @@ class Connection(asyncio.Protocol):
                     first=request.first,
                     again=request.again,
                 )
-                return wire.Loaded(chunks, wire.pack_places(offsets), coming)
+                ready_in_s = core.below.ready_in_s(request.space) if coming > chunks else 0.0
+                return wire.Loaded(chunks, wire.pack_places(offsets), coming, ready_in_s)
             case wire.More():
                 chunks, offsets, coming = core.more(session, request.lease)
                 return wire.Loaded(chunks, wire.pack_places(offsets), coming)

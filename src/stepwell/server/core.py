@@ -58,6 +58,15 @@ class SlowTiers(Protocol):
     def coming(self, chunk: ChunkId) -> bool:
         """Whether this chunk is on its way up."""
 
+    def ready_in_s(self, space: SpaceId) -> float:
+        """Seconds until all that is on its way now is expected in memory."""
+
+    def prefetch(self, space: SpaceId, run: ChunkRun, first: int) -> None:
+        """Begin to bring up what follows the `first` chunks, unless enough is on its way already."""
+
+    def drop(self, chunk: ChunkId) -> None:
+        """This chunk is wrong: forget it."""
+
     def stored(self, chunk: ChunkId, nbytes: int) -> None:
         """An engine has stored this chunk in memory."""
 
@@ -79,6 +88,15 @@ class NothingBelow:
 
     def coming(self, chunk: ChunkId) -> bool:
         return False
+
+    def ready_in_s(self, space: SpaceId) -> float:
+        return 0.0
+
+    def prefetch(self, space: SpaceId, run: ChunkRun, first: int) -> None:
+        pass
+
+    def drop(self, chunk: ChunkId) -> None:
+        pass
 
     def stored(self, chunk: ChunkId, nbytes: int) -> None:
         pass
@@ -198,6 +216,7 @@ class Core:
             difference,
         )
         self._remove(space + key)
+        self.below.drop(space + key)
         if self.differing[space] == DIFFERING_MOST:
             logger.error("space %s is closed: %d of its chunks differed", space.hex(), DIFFERING_MOST)
             return True
@@ -223,10 +242,7 @@ class Core:
         """Begin to bring up what slower tiers hold of a prompt. Raises UnknownSpace."""
         self._spec(space)
         run = ChunkRun(space, b"" if self._is_closed(space) else keys)
-        held = self._index.held_run(run)
-        end = self.below.leading(run, held)
-        if end > held:
-            self.below.bring(space, run, held, end)
+        self.below.prefetch(space, run, self._index.held_run(run))
 
     def load(
         self,

@@ -6,6 +6,7 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from stepwell.policy.cost import LoadCost
 from stepwell.server.core import Core
 from stepwell.tiers.base import Get, Tier
 from stepwell.tiers.memory import Slot
@@ -41,6 +42,9 @@ class Promotion:
         self._queued = asyncio.Event()
         self._under_way: set[ChunkId] = set()
         self.chunks = 0  # brought up so far
+        self.cost = LoadCost()
+        self._clock = asyncio.get_running_loop().time
+        self._ended_s = 0.0  # when the last read did
 
     @property
     def queued_chunks(self) -> int:
@@ -102,6 +106,7 @@ class Promotion:
             Get(batch.chunks[at], core.memory.view(Slot(offset, nbytes)))
             for at, offset in zip(granted.chunks, unpack_places(granted.places), strict=True)
         ]
+        begun_s = self._clock()
         try:
             outcomes = await self._tier.get(asked)
         except BaseException:
@@ -111,6 +116,10 @@ class Promotion:
             for get in asked:
                 get.into.release()
             self._under_way.difference_update(batch.chunks)
+        # Of two reads at once, the second is charged from the end of the first.
+        ended_s = self._clock()
+        self.cost.observe(outcomes.count(None) * nbytes, ended_s - max(begun_s, self._ended_s))
+        self._ended_s = ended_s
         failed = {get.chunk for get, why in zip(asked, outcomes, strict=True) if why is not None}
         core.commit(self._session, number, failed)
         self.chunks += len(asked) - len(failed)

@@ -1,7 +1,9 @@
 """What the disk tier's tests share: chunks whose bytes derive from their ids, and a look into the folder."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable
+import contextlib
+import resource
+from collections.abc import Awaitable, Callable, Iterable, Iterator
 from pathlib import Path
 from typing import TypeVar
 
@@ -68,3 +70,13 @@ def folder_bytes(folder: Path) -> int:
 
 def segments(folder: Path) -> list[Path]:
     return sorted(folder.glob("segment-*"))
+
+
+@contextlib.contextmanager
+def limit(kind: int, value: int) -> Iterator[None]:
+    before = resource.getrlimit(kind)
+    resource.setrlimit(kind, (value, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(kind, before)

@@ -7,8 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from disk_kit import CHUNK_BYTES, LIMIT_BYTES, folder_bytes, right, segments, store, with_tier
-from test_faults import limit
+from disk_kit import CHUNK_BYTES, LIMIT_BYTES, folder_bytes, limit, right, segments, store, with_tier
 
 from stepwell.tiers.disk import DiskTier, FolderInUse
 from stepwell.tiers.disk.segment import FIRST_RECORD, record_bytes

@@ -5,6 +5,7 @@ from collections.abc import Iterable, Iterator
 from typing import NamedTuple, Protocol, TypeVar
 
 from stepwell.codec.frame import Kind
+from stepwell.tiers.disk.files import SegmentFile
 from stepwell.tiers.disk.segment import FIRST_RECORD, Record, record_bytes, table_bytes
 from stepwell.tiers.disk.transfer import CALL_BYTES, RECORDS_PER_CALL
 from stepwell.types import ChunkId, Reason
@@ -13,19 +14,29 @@ from stepwell.types import ChunkId, Reason
 class OpenSegment:
     """A file of the log in use."""
 
-    def __init__(self, number: int, fd: int, sequence: int, segment_bytes: int) -> None:
-        self.number = number
-        self.fd = fd
+    def __init__(self, file: SegmentFile, sequence: int, *, sealed: bool = False) -> None:
+        self.file = file
         self.sequence = sequence
-        self.segment_bytes = segment_bytes
         self.records: list[Record] = []
         self.end = FIRST_RECORD  # where the next record goes
         self.begun = 0  # records given room, written or not: the table needs room for all of them
-        self.sealed = False
+        self.sealed = sealed
         self.torn = False  # a write failed: without a table, nothing behind it is found again
         self.in_flight = 0  # reads and writes
         self.idle = asyncio.Event()
         self.idle.set()
+
+    @property
+    def number(self) -> int:
+        return self.file.number
+
+    @property
+    def fd(self) -> int:
+        return self.file.fd
+
+    @property
+    def segment_bytes(self) -> int:
+        return self.file.nbytes
 
     def room_for(self, payload_bytes: int) -> bool:
         return self.end + record_bytes(payload_bytes) + table_bytes(self.begun + 1) <= self.segment_bytes

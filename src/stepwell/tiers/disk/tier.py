@@ -11,21 +11,19 @@ import asyncio
 import logging
 import os
 from collections.abc import Awaitable, Callable, Collection, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from errno import EDQUOT, EFBIG, ENOSPC
 from pathlib import Path
 from typing import NamedTuple, TypeVar, TypeVarTuple, Unpack
 
 from stepwell.codec.frame import Kind
 from stepwell.tiers.base import Get, Put, TierUsage
-from stepwell.tiers.disk.blocks import BLOCK_BYTES, aligned, open_blocks, write_all
-from stepwell.tiers.disk.folder import DiskError, own_folder, segment_files, segment_path
+from stepwell.tiers.disk.blocks import BLOCK_BYTES, aligned, write_all
+from stepwell.tiers.disk.files import SegmentFiles, is_there
+from stepwell.tiers.disk.folder import DiskError
 from stepwell.tiers.disk.parts import OpenSegment, Place, Read, Write, neighbours
 from stepwell.tiers.disk.segment import (
     FIRST_RECORD,
     Record,
     read_records,
-    read_sequence,
     record_bytes,
     table_bytes,
 )
@@ -52,7 +50,6 @@ SEGMENTS_LEAST = 4  # one is written, one is kept free, one is reclaimed
 IO_THREADS = 6  # more than the four calls at once that a drive wants: each also checks what it read
 _SEGMENTS_WANTED = 16  # so that reclaiming takes a small part of what is held
 _SEGMENTS_MOST = 256  # each keeps a descriptor open
-_FULL = (ENOSPC, EDQUOT, EFBIG)  # no room for more, for whatever reason
 _WRITTEN_AGAIN_BYTES = 8 << 20  # read and written again at once
 _RECORDS_PER_LOOK = 5_000  # records entered into the catalogue between two looks at the sockets
 
@@ -84,7 +81,6 @@ class DiskTier:
         self.limit_bytes = limit_bytes
         self.damaged = 0
         self.scanned = False
-        self.direct = True
         self._folder = folder
         if limit_bytes < SEGMENTS_LEAST * self.segment_bytes:
             least = SEGMENTS_LEAST * SEGMENT_BYTES_LEAST
@@ -93,22 +89,19 @@ class DiskTier:
         self._used_bytes = 0  # of the records in the catalogue
         self._writing: dict[ChunkId, Write] = {}
         self._segments: list[OpenSegment] = []  # in the order of the log
-        self._free: list[tuple[int, int]] = []  # files of our size that hold nothing: number, descriptor
-        self._file_bytes = 0  # of all files, whatever they hold
-        self._cannot_grow = False  # the drive is full of others' files
         self._killed: set[SpaceId] = set()  # while scanning: cleared by what was read or done since
         self._killed_all = False
         self._closed = False
         self._append = asyncio.Lock()
         self._reclaiming = asyncio.Lock()
         self._sealing: set[asyncio.Task[None]] = set()
-        self._lock = own_folder(folder)
-        self._threads = ThreadPoolExecutor(io_threads, "stepwell-disk")
+        self._files = SegmentFiles(folder, limit_bytes, self.segment_bytes, io_threads)
         try:
-            self._open_all()
+            found = self._files.open_all()
         except BaseException:
             self._let_go()
             raise
+        self._segments = [OpenSegment(file, sequence, sealed=True) for sequence, file in found]
         self._next_sequence = max((s.sequence for s in self._segments), default=0) + 1
 
     # -- what is asked without waiting -----------------------------------------------------------------
@@ -129,7 +122,12 @@ class DiskTier:
     @property
     def file_bytes(self) -> int:
         """What the folder takes, whatever the files hold: never more than the limit."""
-        return self._file_bytes
+        return self._files.file_bytes
+
+    @property
+    def direct(self) -> bool:
+        """Whether reads and writes go past the page cache."""
+        return self._files.direct
 
     def oldest(self) -> Sequence[Kept]:
         """The findable chunks of the segment that `reclaim` would free, in the order of the log."""
@@ -419,15 +417,8 @@ class DiskTier:
             if self._segments and self._segments[0].sealed and not self._closed:
                 await self._reclaim_segment(self._segments[0], frozenset(keep))
             # After a start with another limit, one segment may not make room for one of ours and a spare.
-            while self._segments and self._segments[-1].sealed and not self._can_begin():
+            while self._segments and self._segments[-1].sealed and not self._files.can_begin:
                 await self._reclaim_segment(self._segments[0], frozenset())
-
-    def _can_begin(self) -> bool:
-        return self._spaces() >= 2 or (self._cannot_grow and bool(self._free))
-
-    def _spaces(self) -> int:
-        """How many segments could be begun, the one that is kept back included."""
-        return len(self._free) + (self.limit_bytes - self._file_bytes) // self.segment_bytes
 
     async def _reclaim_segment(self, segment: OpenSegment, keep: frozenset[ChunkId]) -> None:
         kept = [record for record in self._findable(segment) if record.chunk in keep]
@@ -448,19 +439,7 @@ class DiskTier:
     async def _free_file(self, segment: OpenSegment) -> None:
         # Who reads it now gets what lies there: it is not written before they have.
         await segment.idle.wait()
-        if segment.segment_bytes == self.segment_bytes and await self._is_emptied(segment):
-            self._free.append((segment.number, segment.fd))
-        else:
-            await self._run(self._remove_file, segment.number, segment.fd)
-            self._file_bytes -= segment.segment_bytes
-
-    async def _is_emptied(self, segment: OpenSegment) -> bool:
-        """Take back its header, or the next start would find again what was reclaimed, and even cleared."""
-        try:
-            await self._run(write_all, segment.fd, 0, [aligned(BLOCK_BYTES)])
-        except OSError:
-            return False
-        return _is_whole(segment)
+        await self._files.give_back(segment.file)
 
     async def _write_again(self, records: list[Record]) -> None:
         buffers = [aligned(record.payload_bytes)[: record.payload_bytes] for record in records]
@@ -477,49 +456,28 @@ class DiskTier:
         await self._put_marked(good, spare=True)
 
     async def _drop_lost(self) -> None:
-        """Give up the segments, and free files, that somebody has removed from the folder."""
+        """Give up the segments that somebody has removed from the folder."""
         # Not those in flight: their writes may wait for the very caller. They go the next time.
         idle = [s for s in self._segments if s.sealed and not s.in_flight]
-        for segment in [s for s in idle if os.fstat(s.fd).st_nlink == 0]:
+        for segment in [s for s in idle if not is_there(s.fd)]:
             lost = sum(1 for _ in self._findable(segment))
             logger.warning("segment %d of %s was removed: %d chunks lost", segment.number, self._folder, lost)
             self.damaged += lost
             self._drop(segment)
             await self._free_file(segment)
-        for number, fd in [one for one in self._free if os.fstat(one[1]).st_nlink == 0]:
-            self._free.remove((number, fd))
-            os.close(fd)
-            self._file_bytes -= self.segment_bytes
 
     async def _open_next(self, spare: bool) -> OpenSegment | None:
         """A new segment to write to; None when there is no room, or only what is kept back for reclaiming."""
         await self._drop_lost()
-        if self._spaces() < (1 if spare else 2):
+        file = await self._files.take(spare)
+        if file is None:
             return None
-        if not self._free:
-            try:
-                number, fd = await self._run(self._make_file)
-            except OSError as error:
-                if error.errno not in _FULL:
-                    raise
-                if not self._cannot_grow:
-                    self._cannot_grow = True
-                    logger.warning(
-                        "the drive of %s is full: the disk tier goes on with %d bytes",
-                        self._folder,
-                        self._file_bytes,
-                    )
-                return None
-            self._cannot_grow = False
-            self._file_bytes += self.segment_bytes
-            self._free.append((number, fd))
-        number, fd = self._free.pop()
-        segment = OpenSegment(number, fd, self._next_sequence, self.segment_bytes)
+        segment = OpenSegment(file, self._next_sequence)
         self._next_sequence += 1
         try:
-            await self._run(write_header, fd, segment.sequence, self.segment_bytes)
+            await self._run(write_header, file.fd, segment.sequence, file.nbytes)
         except BaseException:
-            self._free.append((number, fd))
+            self._files.untake(file)
             raise
         return segment
 
@@ -566,79 +524,12 @@ class DiskTier:
             if number % _RECORDS_PER_LOOK == 0:
                 await asyncio.sleep(0)
 
-    # -- files (on the threads, or before there are any) -----------------------------------------------
-
-    def _open_all(self) -> None:
-        found: list[OpenSegment] = []
-        for number, path in sorted(segment_files(self._folder).items()):
-            try:
-                fd, direct = open_blocks(path, create=False, direct=self.direct)
-            except OSError as error:
-                raise DiskError(
-                    error.errno, f"cannot open {path}: {error.strerror}; remove it, or choose another --disk"
-                ) from error
-            self._note_direct(direct)
-            nbytes = os.fstat(fd).st_size
-            sequence = _read_sequence(fd)
-            if sequence is None and nbytes == self.segment_bytes:
-                self._free.append((number, fd))
-            elif sequence is None:
-                self._remove_file(number, fd)
-                continue
-            else:
-                segment = OpenSegment(number, fd, sequence, nbytes)
-                segment.sealed = True
-                found.append(segment)
-            self._file_bytes += nbytes
-        self._segments = sorted(found, key=lambda segment: segment.sequence)
-        while self._file_bytes > self.limit_bytes:
-            if self._free:
-                self._remove_file(*self._free.pop())
-                self._file_bytes -= self.segment_bytes
-            else:
-                segment = self._segments.pop(0)
-                self._remove_file(segment.number, segment.fd)
-                self._file_bytes -= segment.segment_bytes
-
-    def _make_file(self) -> tuple[int, int]:
-        if os.fstat(self._lock).st_nlink == 0:  # somebody removed the folder, and another may use it by now
-            removed, self._lock = self._lock, own_folder(self._folder)
-            os.close(removed)
-        number = next(n for n in range(1 << 30) if not segment_path(self._folder, n).exists())
-        path = segment_path(self._folder, number)
-        fd, direct = open_blocks(path, create=True, direct=self.direct)
-        try:
-            self._note_direct(direct)
-            os.posix_fallocate(fd, 0, self.segment_bytes)
-        except BaseException:
-            os.close(fd)
-            path.unlink(missing_ok=True)
-            raise
-        return number, fd
-
-    def _remove_file(self, number: int, fd: int) -> None:
-        if os.fstat(fd).st_nlink:  # else somebody removed it, and a newer file may have its name
-            segment_path(self._folder, number).unlink(missing_ok=True)
-        os.close(fd)
-
-    def _note_direct(self, direct: bool) -> None:
-        if self.direct and not direct:
-            self.direct = False
-            logger.warning(
-                "%s has no direct I/O: reads and writes go through the page cache, slower and at the cost "
-                "of memory",
-                self._folder,
-            )
-
     def _let_go(self) -> None:
-        self._threads.shutdown()
-        for fd in [s.fd for s in self._segments] + [fd for _, fd in self._free]:
-            os.close(fd)
-        self._segments, self._free = [], []
-        os.close(self._lock)
+        self._files.close(segment.fd for segment in self._segments)
+        self._segments = []
 
     def _run(self, work: Callable[[Unpack[Arguments]], T], *arguments: *Arguments) -> Awaitable[T]:
-        return asyncio.get_running_loop().run_in_executor(self._threads, work, *arguments)
+        return self._files.run(work, *arguments)
 
 
 async def _all(works: Sequence[Awaitable[None]]) -> None:
@@ -646,17 +537,3 @@ async def _all(works: Sequence[Awaitable[None]]) -> None:
     for result in await asyncio.gather(*works, return_exceptions=True):
         if result is not None:
             raise result
-
-
-def _read_sequence(fd: int) -> int | None:
-    try:
-        return read_sequence(fd)
-    except OSError as error:
-        logger.warning("a segment's header cannot be read, its chunks are lost: %s", error)
-        return None
-
-
-def _is_whole(segment: OpenSegment) -> bool:
-    """Whether its file is still there, at its full size."""
-    state = os.fstat(segment.fd)
-    return state.st_nlink > 0 and state.st_size == segment.segment_bytes

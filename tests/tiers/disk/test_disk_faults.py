@@ -18,6 +18,7 @@ from disk_kit import (
     LIMIT_BYTES,
     fetch,
     folder_bytes,
+    limit,
     right,
     segments,
     store,
@@ -223,16 +224,6 @@ def test_no_inodes_left(tmp_path: Path) -> None:
             assert len(segments(folder)) <= 3
 
         with_tier(folder, use)
-
-
-@contextlib.contextmanager
-def limit(kind: int, value: int) -> Iterator[None]:
-    before = resource.getrlimit(kind)
-    resource.setrlimit(kind, (value, before[1]))
-    try:
-        yield
-    finally:
-        resource.setrlimit(kind, before)
 
 
 def test_no_descriptors_left(tmp_path: Path) -> None:
