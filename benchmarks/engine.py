@@ -4,27 +4,23 @@ All engines run at the same time and are asked in turn, one request at a time, s
 slows down slows them all; an engine that waits uses no processor, which is checked first.
 """
 
-import argparse
 import itertools
 import math
-import os
 import statistics
 import sys
-import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
 from arms import LMCACHE, PLAIN, STEPWELL, Arm, Setting, arms, idle_cores
-from client import Counted, CountError, EngineError, random_prompt
-from processes import stop_on_sigterm
+from client import Counted, CountError, random_prompt
+from harness import machine_of, not_run, parser_of, run
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
 from stepwell.demo.engine import BLOCK_TOKENS
-from stepwell.demo.process import ServerError
 
 PROMPT_TOKENS = 4_000
 WHOLE_TOKENS = PROMPT_TOKENS // BLOCK_TOKENS * BLOCK_TOKENS  # what a cache can hold of a prompt: whole blocks
@@ -78,29 +74,16 @@ class Result(msgspec.Struct, frozen=True):
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = parser_of(__doc__, rounds=2, rounds_of="how often each is asked again")
     parser.add_argument("--prompts", type=int, default=12, help="prompts of 4,000 tokens (default 12)")
-    parser.add_argument("--rounds", type=int, default=2, help="how often each is asked again (default 2)")
-    parser.add_argument("--minutes", type=float, default=10, help="begin nothing new after (default 10)")
-    parser.add_argument("--lmcache-dir", type=Path, help="a folder that install_lmcache.sh filled")
-    parser.add_argument("--json", type=Path, help="write every figure to this file")
-    parser.add_argument("--logs", type=Path, help="keep the servers' logs in this folder")
     options = parser.parse_args()
     plan = Plan(options.prompts, options.rounds, options.minutes)
-    stop_on_sigterm()
-    console = Console()
-    try:
-        with tempfile.TemporaryDirectory(prefix="stepwell-bench-") as temporary:
-            folder = options.logs or Path(temporary)
-            folder.mkdir(parents=True, exist_ok=True)
-            result = measure(plan, options.lmcache_dir, folder, console)
-    except (ServerError, EngineError, CountError) as error:
-        console.print(f"benchmark: {error}", markup=False, style="red")
-        return 1
-    print_result(result, console)
-    if options.json is not None:
-        options.json.write_bytes(msgspec.json.format(msgspec.json.encode(result)))
-    return 0 if all(ratio.is_met for ratio in result.ratios) else 1
+    return run(
+        options,
+        lambda folder, console: measure(plan, options.lmcache_dir, folder, console),
+        print_result,
+        lambda result: all(ratio.is_met for ratio in result.ratios),
+    )
 
 
 class Plan(msgspec.Struct, frozen=True):
@@ -137,10 +120,7 @@ def measure(plan: Plan, lmcache_dir: Path | None, folder: Path, console: Console
                 )
                 visits.append(visit(arm, prompt, number, again=False))
                 visits.append(visit(arm, prompt, number, again=True))
-    load = ", ".join(f"{name} idle: {cores:.2f} cores" for name, cores in busy.items())
-    machine = f"{os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}; {load}"
-    not_run = [] if lmcache_dir else ["LMCache: not run: no --lmcache-dir (see install_lmcache.sh)"]
-    return summarize(visits, machine, not_run)
+    return summarize(visits, machine_of(busy), not_run(lmcache_dir))
 
 
 def visit(arm: Arm, prompt: int, number: int, again: bool) -> Visit:

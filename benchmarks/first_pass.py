@@ -4,26 +4,22 @@ All engines run at the same time; one after the other, each in turn first, is as
 new prompts, and compared with vLLM alone in the same round, so that a machine that slows down slows both.
 """
 
-import argparse
 import itertools
-import os
 import statistics
 import sys
-import tempfile
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import msgspec
 from arms import LMCACHE, PLAIN, STEPWELL, Arm, Setting, arms, idle_cores
-from client import Counted, CountError, EngineError, random_prompt
-from processes import stop_on_sigterm
+from client import Counted, CountError, random_prompt
+from harness import machine_of, not_run, parser_of, run
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
 from stepwell.demo.engine import BLOCK_TOKENS
-from stepwell.demo.process import ServerError
 
 PROMPT_TOKENS = 2_000
 OUTPUT_TOKENS = 16
@@ -64,27 +60,15 @@ class Result(msgspec.Struct, frozen=True):
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rounds", type=int, default=8, help="of each concurrency (default 8)")
-    parser.add_argument("--minutes", type=float, default=10, help="begin nothing new after (default 10)")
-    parser.add_argument("--lmcache-dir", type=Path, help="a folder that install_lmcache.sh filled")
-    parser.add_argument("--json", type=Path, help="write every figure to this file")
-    parser.add_argument("--logs", type=Path, help="keep the servers' logs in this folder")
-    options = parser.parse_args()
-    stop_on_sigterm()
-    console = Console()
-    try:
-        with tempfile.TemporaryDirectory(prefix="stepwell-bench-") as temporary:
-            folder = options.logs or Path(temporary)
-            folder.mkdir(parents=True, exist_ok=True)
-            result = measure(options.rounds, options.minutes, options.lmcache_dir, folder, console)
-    except (ServerError, EngineError, CountError) as error:
-        console.print(f"benchmark: {error}", markup=False, style="red")
-        return 1
-    print_result(result, console)
-    if options.json is not None:
-        options.json.write_bytes(msgspec.json.format(msgspec.json.encode(result)))
-    return 0 if all(verdict_of(r) == "pass" for r in result.ratios if r.arm == STEPWELL) else 1
+    options = parser_of(__doc__, rounds=8, rounds_of="of each concurrency").parse_args()
+    return run(
+        options,
+        lambda folder, console: measure(
+            options.rounds, options.minutes, options.lmcache_dir, folder, console
+        ),
+        print_result,
+        lambda result: all(verdict_of(r) == "pass" for r in result.ratios if r.arm == STEPWELL),
+    )
 
 
 def measure(rounds: int, minutes: float, lmcache_dir: Path | None, folder: Path, console: Console) -> Result:
@@ -108,10 +92,7 @@ def measure(rounds: int, minutes: float, lmcache_dir: Path | None, folder: Path,
                 blocks.append(ask_block(arm, concurrency, number))
         for arm in started:
             check_stored(arm, last)
-    load = ", ".join(f"{name} idle: {cores:.2f} cores" for name, cores in busy.items())
-    machine = f"{os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}; {load}"
-    not_run = [] if lmcache_dir else ["LMCache: not run: no --lmcache-dir (see install_lmcache.sh)"]
-    return Result(machine, ratios_of(blocks), not_run, blocks)
+    return Result(machine_of(busy), ratios_of(blocks), not_run(lmcache_dir), blocks)
 
 
 def prompt_name(concurrency: int, number: int, prompt: int) -> str:

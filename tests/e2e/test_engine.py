@@ -10,7 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from .conftest import BLOCK_TOKENS, Answer, CacheServer, Engine, wait_for
+from stepwell.demo.engine import BLOCK_TOKENS
+
+from .conftest import Answer, CacheServer, Engine, wait_for
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
 
@@ -229,7 +231,8 @@ def test_a_restarted_engine_finds_its_cache_warm_until_it_is_reset(
     text = prompt(110, 1000)
     expected = engine.ask(text)
     sessions = server.stats()["sessions"]
-    engine.stop(signal.SIGKILL)
+    engine.kill()
+    engine.stop()
     # Our own question is a session too, as it was before.
     wait_for(lambda: server.stats()["sessions"] == sessions - 1, 30, server.stats)
     stats = server.stats()

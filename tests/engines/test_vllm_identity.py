@@ -273,10 +273,11 @@ class TestAdapter:
         assert isinstance(after, bytes)
         assert before == again != after
 
+    @pytest.mark.parametrize("name", ["hub/name", "with\0NUL", "a" * 300])
     def test_a_folder_that_is_not_there_is_told_once(
-        self, one: Identity, caplog: pytest.LogCaptureFixture, tmp_path: Path
+        self, one: Identity, caplog: pytest.LogCaptureFixture, tmp_path: Path, name: str
     ) -> None:
-        absent = SimpleNamespace(lora_path=str(tmp_path / "hub" / "name"))
+        absent = SimpleNamespace(lora_path=str(tmp_path / name))
         for _ in range(5):
             assert one.adapter_digest(absent) == Reason.IN_DOUBT
         assert sum("cannot be identified" in record.message for record in caplog.records) == 1

@@ -52,19 +52,10 @@ async def serving(
 ) -> AsyncIterator[Server]:
     """Runs `command` until the block ends; enters it once `url + health` answers 200.
 
-    Its output is appended to `log`. The process leads a group of its own, so that Ctrl-C reaches only us and
-    its children can be ended with it. Raises `ServerError`.
+    Raises `ServerError`.
     """
     began = time.monotonic()
-    with log.open("ab") as output:
-        process = subprocess.Popen(
-            command,
-            env=env,
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )
+    process = start(command, env, log)
     server = Server(name, url, log, process, 0.0)
     try:
         await _until_healthy(server, url + health, start_timeout_s)
@@ -85,6 +76,22 @@ async def _until_healthy(server: Server, url: str, timeout_s: float) -> None:
                         return
             await asyncio.sleep(POLL_S)
     raise ServerError(f"{server.name} did not answer within {timeout_s:.0f} s.\n{log_tail(server.log)}")
+
+
+def start(command: Sequence[str], env: Mapping[str, str], log: Path) -> subprocess.Popen[bytes]:
+    """Starts a process whose output is appended to `log`; `end` ends it.
+
+    It leads a group of its own, so that Ctrl-C reaches only us and its children can be ended with it.
+    """
+    with log.open("ab") as output:
+        return subprocess.Popen(
+            command,
+            env=env,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
 
 
 def end(process: subprocess.Popen[bytes], patience_s: float) -> None:

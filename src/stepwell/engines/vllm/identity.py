@@ -143,7 +143,7 @@ class Identity:
                     adapter.lora_path,
                 )
                 known = self._adapters[adapter.lora_path] = (forms, Reason.IN_DOUBT)
-        except OSError as error:
+        except (OSError, ValueError) as error:  # a path that is none, with NUL in it, too
             logger.warning("adapter %s cannot be identified (%s): it runs uncached", adapter.lora_path, error)
             known = self._adapters[adapter.lora_path] = ((), Reason.IN_DOUBT)
         return known[1]
@@ -152,7 +152,7 @@ class Identity:
         digest: bytes | Reason = Reason.IN_DOUBT
         try:
             digest = digest_files(files, default_kept())
-        except OSError as error:
+        except (OSError, ValueError) as error:
             logger.warning("adapter %s cannot be identified (%s): it runs uncached", path, error)
         self._adapters[path] = (forms, digest)
         self._reading.discard(path)
