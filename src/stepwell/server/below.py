@@ -11,6 +11,7 @@ import msgspec
 
 from stepwell.policy.index import Entry
 from stepwell.policy.log import LogUses
+from stepwell.policy.place import PREFETCHED_SHARE
 from stepwell.server.core import Core
 from stepwell.server.promote import Promotion
 from stepwell.server.write_back import WriteBack
@@ -21,9 +22,6 @@ from stepwell.types import ChunkId, Reason, SpaceId, TierStats
 from stepwell.wire import ChunkRun
 
 logger = logging.getLogger(__name__)
-
-PREFETCHED_SHARE = 0.25
-"""Of memory, at most so much is on its way up for requests that are not at the head of their queue."""
 
 DRAIN_S = 5.0
 """How long a stop waits for chunks that are not written yet: orchestrators kill after 10 s or more."""
@@ -95,7 +93,6 @@ class DiskBelow:
         self._promotion.want(space, run[first - 1] if first else None, chunks)
 
     def prefetch(self, space: SpaceId, run: ChunkRun, first: int) -> None:
-        # For a long queue, what comes up first would be evicted by what comes after, before it is used.
         under_way_bytes = self._promotion.queued_chunks * self._core.chunk_bytes(space)
         if under_way_bytes < PREFETCHED_SHARE * self._core.memory.limit_bytes:
             end = self.leading(run, first)

@@ -5,6 +5,7 @@ from collections import Counter, deque
 from collections.abc import Awaitable, Callable
 
 from stepwell.policy.index import Entry
+from stepwell.policy.place import UNWRITTEN_SHARE
 from stepwell.server.core import Core
 from stepwell.tiers.base import Put, Tier
 from stepwell.tiers.memory import Slot
@@ -14,10 +15,6 @@ BATCH_BYTES = 32 << 20
 """Written at once, and pinned so long: at most, and no more than an eighth of memory."""
 
 BATCHES_AT_ONCE = 2  # so that the drive is busy while the checksums of one are made
-
-QUEUE_SHARE = 0.5
-"""Of memory, at most so much waits to be written. A longer queue would only wait until its chunks are
-evicted; what does not fit is not written, and says so."""
 
 _TRIES_MOST = 3
 
@@ -39,7 +36,7 @@ class WriteBack:
         self._make_room = make_room
         self._queue: deque[tuple[ChunkId, int]] = deque()
         self._queued_bytes = 0
-        self._queue_bytes_most = int(QUEUE_SHARE * core.memory.limit_bytes)
+        self._queue_bytes_most = int(UNWRITTEN_SHARE * core.memory.limit_bytes)
         self._batch_bytes_most = min(BATCH_BYTES, core.memory.limit_bytes // 8)
         self._queued = asyncio.Event()
         self._writing = 0

@@ -57,9 +57,9 @@ def test_what_waits_to_be_written_is_bounded() -> None:
     slow = tier("redis", 1_000, bytes_per_s=BLOCK_BYTES)  # one block a second
     cache = Cache(SimSpec(engine(), 1, (tier("memory", 100), slow)))
     cache.store(chunks(0, 60), now_s=0.0)
-    assert (len(cache.slow[0].store), cache.slow[0].dropped_blocks) == (25, 35)  # a quarter of memory
+    assert (len(cache.slow[0].store), cache.slow[0].dropped_blocks) == (50, 10)  # half of memory
     cache.store(chunks(100, 60), now_s=10.0)
-    assert (len(cache.slow[0].store), cache.slow[0].dropped_blocks) == (35, 85)
+    assert (len(cache.slow[0].store), cache.slow[0].dropped_blocks) == (60, 60)
 
 
 def test_a_link_serves_one_after_the_other() -> None:

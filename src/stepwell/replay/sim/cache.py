@@ -4,14 +4,12 @@ from collections.abc import Sequence
 
 from stepwell.policy.evict import make_evictor
 from stepwell.policy.index import Index
+from stepwell.policy.place import UNWRITTEN_SHARE
 from stepwell.replay.sim.link import Link
 from stepwell.replay.sim.slow import IndexStore, LogStore, SlowStore
 from stepwell.replay.sim.spec import SimSpec, TierSpec
 from stepwell.replay.store import insert_run
 from stepwell.types import ChunkId
-
-UNWRITTEN_SHARE = 0.25
-"""Of memory, at most so much waits to be written down, as in the server's write-back."""
 
 
 class SlowTier:
