@@ -8,7 +8,7 @@ from stepwell.cli.flags import option_flags
 from stepwell.config import OPTIONS
 
 COMMANDS = ["serve", "run", "stats", "clear", "fsck", "config", "demo", "bench"]
-SIMULATED = ["trace", "replay"]  # with commands of their own: see tests/replay
+SIMULATED = ["trace", "replay", "plan"]  # with commands of their own: see tests/replay
 FOR_THE_SERVER = ["serve", "run", "config"]
 
 
