@@ -2,11 +2,11 @@
 
 import asyncio
 import itertools
-from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from stepwell.policy.cost import LoadCost
+from stepwell.server.backlog import Backlog
 from stepwell.server.core import Core
 from stepwell.tiers.base import Get, Tier
 from stepwell.tiers.memory import Slot
@@ -38,8 +38,7 @@ class Promotion:
         self._tier = tier
         self._session = core.begin_session()
         self._numbers = itertools.count(1)
-        self._queue: deque[_Batch] = deque()
-        self._queued = asyncio.Event()
+        self._backlog: Backlog[_Batch] = Backlog()
         self._under_way: set[ChunkId] = set()
         self.chunks = 0  # brought up so far
         self.cost = LoadCost()
@@ -75,26 +74,11 @@ class Promotion:
 
     def _enqueue(self, batch: _Batch) -> None:
         self._under_way.update(batch.chunks)
-        self._queue.append(batch)
-        self._queued.set()
+        self._backlog.add(batch)
 
     async def run(self) -> None:
-        """Work until cancelled; batches under way then end first, for they write into the arena."""
-        async with asyncio.TaskGroup() as group:
-            for _ in range(BATCHES_AT_ONCE):
-                group.create_task(self._work())
-
-    async def _work(self) -> None:
-        while True:
-            while not self._queue:
-                self._queued.clear()
-                await self._queued.wait()
-            reading = asyncio.ensure_future(self._bring(self._queue.popleft()))
-            try:
-                await asyncio.shield(reading)
-            except asyncio.CancelledError:
-                await reading
-                raise
+        """Work until cancelled."""
+        await self._backlog.work(BATCHES_AT_ONCE, lambda: self._bring(self._backlog.items.popleft()))
 
     async def _bring(self, batch: _Batch) -> None:
         core, number = self._core, next(self._numbers)

@@ -1,11 +1,11 @@
 """Writing chunks down to a slower tier in the background, as far as it keeps up."""
 
-import asyncio
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Awaitable, Callable
 
 from stepwell.policy.index import Entry
 from stepwell.policy.place import UNWRITTEN_SHARE
+from stepwell.server.backlog import Backlog
 from stepwell.server.core import Core
 from stepwell.tiers.base import Put, Tier
 from stepwell.tiers.memory import Slot
@@ -34,11 +34,10 @@ class WriteBack:
         self._tier = tier
         self._holds = holds
         self._make_room = make_room
-        self._queue: deque[tuple[ChunkId, int]] = deque()
+        self._backlog: Backlog[tuple[ChunkId, int]] = Backlog()
         self._queued_bytes = 0
         self._queue_bytes_most = int(UNWRITTEN_SHARE * core.memory.limit_bytes)
         self._batch_bytes_most = min(BATCH_BYTES, core.memory.limit_bytes // 8)
-        self._queued = asyncio.Event()
         self._writing = 0
         self.chunks = 0  # written so far
         self.dropped: Counter[Reason] = Counter()
@@ -46,42 +45,28 @@ class WriteBack:
     @property
     def queued_chunks(self) -> int:
         """Offered, and neither written nor dropped yet."""
-        return len(self._queue) + self._writing
+        return len(self._backlog) + self._writing
 
     def offer(self, chunk: ChunkId, nbytes: int) -> None:
         """Write this chunk when there is time, unless it is there, or too much is waiting already."""
         if self._holds(chunk):
             return
-        if self._queue and self._queued_bytes + nbytes > self._queue_bytes_most:
+        if self._backlog and self._queued_bytes + nbytes > self._queue_bytes_most:
             self.dropped[Reason.TOO_SLOW] += 1
             return
-        self._queue.append((chunk, nbytes))
+        self._backlog.add((chunk, nbytes))
         self._queued_bytes += nbytes
-        self._queued.set()
 
     async def run(self) -> None:
-        """Work until cancelled; batches under way end first, for they read from the arena."""
-        async with asyncio.TaskGroup() as group:
-            for _ in range(BATCHES_AT_ONCE):
-                group.create_task(self._work())
-
-    async def _work(self) -> None:
-        while True:
-            while not self._queue:
-                self._queued.clear()
-                await self._queued.wait()
-            writing = asyncio.ensure_future(self._write(self._batch()))
-            try:
-                await asyncio.shield(writing)
-            except asyncio.CancelledError:
-                await writing
-                raise
+        """Work until cancelled."""
+        await self._backlog.work(BATCHES_AT_ONCE, lambda: self._write(self._batch()))
 
     def _batch(self) -> list[tuple[Entry, Slot]]:
         batch: list[tuple[Entry, Slot]] = []
         batch_bytes = 0
-        while self._queue and (not batch or batch_bytes + self._queue[0][1] <= self._batch_bytes_most):
-            chunk, nbytes = self._queue.popleft()
+        waiting = self._backlog.items
+        while waiting and (not batch or batch_bytes + waiting[0][1] <= self._batch_bytes_most):
+            chunk, nbytes = waiting.popleft()
             self._queued_bytes -= nbytes
             held = None if self._holds(chunk) else self._core.hold(chunk)
             if held is not None:
