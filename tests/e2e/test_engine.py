@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from stepwell.demo.engine import BLOCK_TOKENS
+from stepwell.demo.engine import BLOCK_TOKENS, MODEL_NAME
 
 from .conftest import Answer, CacheServer, Engine, wait_for
 
@@ -131,7 +131,7 @@ def test_generated_tokens_are_reused(engine: Engine) -> None:
     reply = engine.post(
         "/v1/completions",
         {
-            "model": "small", "prompt": start, "max_tokens": 300, "temperature": 0, "ignore_eos": True,
+            "model": MODEL_NAME, "prompt": start, "max_tokens": 300, "temperature": 0, "ignore_eos": True,
             "return_token_ids": True,
         },
     )  # fmt: skip
@@ -170,7 +170,7 @@ def test_prompt_logprobs_bypass_the_cache(engine: Engine, server: CacheServer) -
     text = prompt(80, 400)
     engine.ask(text)
     missed = server.stats()["missed"]
-    body = {"model": "small", "prompt": text, "max_tokens": 1, "temperature": 0, "prompt_logprobs": 1}
+    body = {"model": MODEL_NAME, "prompt": text, "max_tokens": 1, "temperature": 0, "prompt_logprobs": 1}
     reply = engine.post("/v1/completions", body)
     assert len(reply["choices"][0]["prompt_logprobs"]) == 400
     assert server.stats()["missed"] == missed
