@@ -358,7 +358,7 @@ def test_a_hundred_thousand_chunks_are_served_within_two_seconds(tmp_path: Path,
         return serves_s, longest_s
 
     gc.collect()
-    gc.disable()  # as good as: the server never looks through its oldest objects, of which the tests have many
+    gc.disable()  # the server never looks through its oldest objects, of which the tests have many
     try:
         serves_s, longest_s = asyncio.run(start())
     finally:
